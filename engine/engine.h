@@ -1,0 +1,156 @@
+// The engine: models, their layers, loading and forward. No RPC, no protobuf.
+//
+// Threads: Load, Forward and SelfCheck may be called from any thread; calls that compute take turns on one worker pool
+// (one device). Status and FindModel may be called at any time. A model's layers do not change after Load.
+#ifndef MOED_ENGINE_ENGINE_H_
+#define MOED_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/explain.h"
+#include "engine/model_config.h"
+#include "engine/oracle.h"
+#include "engine/weights.h"
+#include "kernels/moe_kernel.h"
+
+namespace moed {
+
+struct EngineOptions {
+  int threads = 0;              // 0: as many as usable processors
+  Policy policy;
+  bool deterministic = false;
+  int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
+  uint64_t memory_limit = 0;    // bytes that weights and workspace may take; 0: no limit of moed's own
+  DeviceInfo device;            // usually ThisDevice(), with masked features
+};
+
+// Caller-chosen routing: final weights, nothing is added by the server.
+struct RoutingByIds {
+  int top_k = 0;
+  std::span<const int32_t> ids;    // [M, k], -1 is "no expert"
+  std::span<const float> weights;  // [M, k]
+};
+// Router logits after the router's bias, before any correction bias: the checkpoint's rule applies, scaling included.
+struct RoutingByLogits {
+  std::span<const float> logits;  // [M, E]
+};
+// Nothing sent: the checkpoint's own gate decides.
+struct RoutingByGate {};
+
+struct ForwardCall {
+  int layer = 0;
+  TensorView hidden;  // [M, H] f32, bf16 or f16
+  std::variant<RoutingByGate, RoutingByIds, RoutingByLogits> routing;
+  bool routed_only = false;  // leave out the shared expert
+};
+
+// What ran.
+struct ForwardInfo {
+  std::string backend;
+  std::string scheme;
+  uint64_t generation = 0;
+  int64_t compute_us = 0;
+  // The routing that was used [M, k]; filled only when the caller asks by `want_routing`.
+  bool want_routing = false;
+  int top_k = 0;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+// A layer's state as a watcher may rely on it.
+enum class LayerState : uint8_t {
+  kPlanned,  // found and checked; calls get UNAVAILABLE
+  kLoading,  // weights are being repacked
+  kReady,    // a forward succeeds
+  kFailed,   // will not become ready; Status says why
+};
+const char* LayerStateName(LayerState state);
+
+struct LayerStatus {
+  int layer = 0;
+  LayerState state = LayerState::kPlanned;
+  std::string scheme;           // what the file says
+  std::string executed_scheme;  // what runs
+  std::string backend;
+  std::string note;             // of the oracle
+  uint64_t bytes = 0;           // held by the repacked experts, shared included
+  uint64_t file_bytes = 0;
+};
+
+struct ModelStatus {
+  std::string name;
+  std::string path;
+  LayerState state = LayerState::kPlanned;
+  std::string error;            // when kFailed
+  uint64_t generation = 0;
+  int64_t hidden = 0;
+  int num_experts = 0;
+  int top_k = 0;
+  std::vector<LayerStatus> layers;
+};
+
+// One row of a self-check: a layer's backend against the reference on the loaded weights.
+struct SelfCheckRow {
+  int layer = 0;
+  std::string backend;
+  std::string scheme;
+  int64_t tokens = 0;
+  double max_rel = 0.0;
+  double bound = 0.0;
+  bool passed = false;
+};
+
+class Model;  // one loaded checkpoint, defined in engine.cc's own header
+
+class Engine {
+ public:
+  // `backends` in priority order; they must outlive the engine.
+  Engine(EngineOptions options, std::vector<const Backend*> backends);
+  ~Engine();
+
+  // Reads config and headers, asks the oracle for every layer, and registers the model in state kPlanned; no weight is
+  // read. Errors as ReadModelConfig, Checkpoint::Open, PlanLayer and Choose; ALREADY_EXISTS for a name that is taken;
+  // RESOURCE_EXHAUSTED when the memory limit cannot hold it (needed and allowed bytes).
+  absl::Status Plan(const std::string& name, const std::string& path);
+
+  // Loads all layers of a planned model. `progress` (may be empty) is called after each layer from the calling thread.
+  // On an error the model is kFailed and the error is returned.
+  absl::Status Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress);
+
+  // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready; INVALID_ARGUMENT with
+  // the numbers for everything that is wrong with the call. An empty `model` means the only one.
+  absl::Status Forward(const std::string& model, const ForwardCall& call, MutableTensorView out, ForwardInfo* info);
+
+  // Runs `tokens` random rows through layer `layer` (-1: every layer) and compares with the reference, on the loaded
+  // weights of the active backend and on the weights of the file for the reference.
+  absl::StatusOr<std::vector<SelfCheckRow>> SelfCheck(const std::string& model, int layer, int64_t tokens, uint64_t seed);
+
+  std::vector<ModelStatus> Status() const;
+  // Facts that a caller needs to size a request. NOT_FOUND lists the models.
+  absl::StatusOr<ModelStatus> FindModel(const std::string& name) const;
+  absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
+
+ private:
+  std::shared_ptr<Model> Get(const std::string& name) const;
+
+  const EngineOptions options_;
+  const std::vector<const Backend*> backends_;
+  std::unique_ptr<WorkerPool> pool_;
+  mutable std::mutex models_mutex_;  // guards models_
+  std::vector<std::shared_ptr<Model>> models_;
+  std::mutex compute_mutex_;         // one call computes at a time; guards workspace_ and scratch
+  std::vector<std::byte> workspace_;
+};
+
+}  // namespace moed
+
+#endif  // MOED_ENGINE_ENGINE_H_

@@ -1,0 +1,48 @@
+// What `explain` says: for each layer its scheme, the chosen backend, and every other backend with all of its reasons.
+//
+// Made from config and headers alone; no weight is read. The same report serves `moed explain` (any device) and the
+// Explain call of a running server.
+#ifndef MOED_ENGINE_EXPLAIN_H_
+#define MOED_ENGINE_EXPLAIN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/oracle.h"
+#include "engine/weights.h"
+
+namespace moed {
+
+struct LayerExplanation {
+  int layer = 0;
+  std::string scheme;             // in words
+  std::string choice;             // backend name; empty when no backend fits
+  std::string note;               // of the oracle, or why nothing fits the policy
+  uint64_t bytes = 0;             // that the chosen backend will hold
+  uint64_t workspace_bytes = 0;
+  std::string shared_scheme;      // of the shared expert; empty when there is none
+  std::string shared_choice;
+  std::vector<BackendVerdict> backends;
+};
+
+struct ExplainReport {
+  std::string device;
+  std::vector<LayerExplanation> layers;
+  bool fits = true;  // every layer has a backend, and all of them fit into the device's memory
+};
+
+// Explains one planned layer.
+LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, std::span<const Backend* const> backends,
+                              const Policy& policy);
+
+// Explains the checkpoint in `path` (all MoE layers, or only `layer` when >= 0). Errors: as ReadModelConfig,
+// Checkpoint::Open and PlanLayer; NOT_FOUND for a layer that is no MoE layer or an unknown backend name in the policy.
+absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const DeviceInfo& device,
+                                                std::span<const Backend* const> backends, const Policy& policy, int layer,
+                                                int64_t max_tokens);
+
+}  // namespace moed
+
+#endif  // MOED_ENGINE_EXPLAIN_H_

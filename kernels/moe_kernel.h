@@ -1,0 +1,136 @@
+// The kernel interface: what a layer is, what a backend says about it, and how a prepared layer runs.
+//
+// A backend is a stateless description that can be asked on any machine whether it could run a layer (Check); only its
+// PreparedMoe touches instructions or devices that may be missing. PreparedMoe is immutable: one instance may Run on many
+// threads at once, each call with its own ExecContext. Nothing here logs, reads the environment or aborts on input.
+#ifndef MOED_KERNELS_MOE_KERNEL_H_
+#define MOED_KERNELS_MOE_KERNEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device_info.h"
+#include "kernels/expert_weights.h"
+#include "kernels/quant.h"
+#include "kernels/tensor.h"
+#include "kernels/worker_pool.h"
+
+namespace moed {
+
+// The gated activation h = act(gate, up).
+struct Activation {
+  enum class Kind : uint8_t {
+    kSilu,       // h = g * sigmoid(g) * u
+    kGelu,       // h = g * Phi(g) * u, Phi the normal distribution function (exact, erf)
+    kGeluTanh,   // h = gelu_tanh(g) * u
+    kSwigluOai,  // h = (u + 1) * g * sigmoid(alpha * g): gpt-oss
+  };
+  Kind kind = Kind::kSilu;
+  float alpha = 1.702f;  // kSwigluOai only
+  // When set: g = min(g, limit) and u = clamp(u, -limit, limit) before the formula.
+  bool clamped = false;
+  float limit = 0.0f;
+  bool operator==(const Activation&) const = default;
+};
+// "silu", "gelu", "gelu_tanh", "swiglu_oai", with ", limit 7" where clamped.
+std::string Describe(const Activation& activation);
+
+// Everything that decides whether and how a backend can run a layer:
+//   y[t] = sum_j w[t,j] * (W2_e (act(W1_e x[t] + b1, W3_e x[t] + b3)) + b2_e),  e = ids[t,j]
+// W1 (gate) and W3 (up) are [intermediate, hidden], W2 (down) is [hidden, intermediate].
+struct MoeDesc {
+  int num_experts = 0;    // E: experts that this server holds, ids are 0..E-1
+  int top_k = 0;          // k: slots per token
+  int64_t hidden = 0;     // H
+  int64_t intermediate = 0;  // I
+  Activation activation;
+  bool biases = false;    // gate, up and down have bias vectors
+  QuantScheme scheme;
+  bool weight_on_input = false;  // the slot's weight multiplies x, not the expert's output
+  bool deterministic = false;    // row results must not depend on the other rows of a call
+  int64_t max_tokens = 1;        // rows of one Run, at most
+};
+
+// One reason why a backend cannot run a layer. `code` is stable and machine-readable ("isa_missing", "scheme_unsupported",
+// "shape_unsupported", "only_by_name", "memory", ...); `text` has the numbers.
+struct Reason {
+  std::string code;
+  std::string text;
+};
+
+// Ok, or every reason why not.
+struct Verdict {
+  std::vector<Reason> reasons;
+  bool ok() const { return reasons.empty(); }
+};
+
+// Input of one call in the standard format. `ids` and `weights` are row-major [x.rows, k] in host memory.
+struct MoeBatch {
+  TensorView x;                      // [M, H]
+  std::span<const int32_t> ids;      // in [-1, E); -1 is "no expert": contributes 0, its weight is ignored
+  std::span<const float> weights;    // final: multiplied as they are
+  int top_k = 0;                     // slots per row of this call, 1 <= k; may differ from MoeDesc::top_k
+};
+
+// What a call may use. Owned by the engine: one per stream of calls, never shared by two calls at once.
+struct ExecContext {
+  WorkerPool* pool = nullptr;
+  std::span<std::byte> workspace;  // at least PreparedMoe::WorkspaceBytes, aligned to 64 bytes
+};
+
+class PreparedMoe {
+ public:
+  virtual ~PreparedMoe() = default;
+
+  // out[M, H] = the layer's routed output for batch.x [M, H], M <= MoeDesc::max_tokens. The combine is float32 in slot
+  // order, then one rounding to out.dtype. f32 input means float32 arithmetic. INVALID_ARGUMENT when shapes or ids break
+  // the contract (nothing is written then); INTERNAL for device loss.
+  virtual absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const = 0;
+
+  // Workspace for a call of up to `tokens` rows with `top_k` slots each.
+  virtual size_t WorkspaceBytes(int64_t tokens, int top_k) const = 0;
+
+  // Bytes held by the repacked weights, padding included.
+  virtual size_t ResidentBytes() const = 0;
+
+  // The scheme that Run executes.
+  virtual const QuantScheme& ExecutedScheme() const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Unique lower-case name: device, then what sets it apart ("cpu_avx2").
+  virtual std::string Name() const = 0;
+  // One line for people.
+  virtual std::string Description() const = 0;
+  // False for a backend that is only used when its name is asked for.
+  virtual bool Automatic() const { return true; }
+
+  // Pure: whether this backend can run `desc` on `device`, with every reason why not. After ok, Prepare and Run fail only
+  // for memory or device loss.
+  virtual Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const = 0;
+
+  // Bytes that Prepare will hold for `desc` (exact), without reading a weight; and the workspace of a full call.
+  virtual size_t PreparedBytes(const MoeDesc& desc) const = 0;
+  virtual size_t WorkspaceBytes(const MoeDesc& desc) const = 0;
+
+  // Repacks all experts, reading each once. Uses `pool` for parallel reading and packing; at most one canonical expert per
+  // worker is alive at a time. Errors of the reader are returned as they are.
+  virtual absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
+                                                               WorkerPool& pool) const = 0;
+};
+
+// Checks the parts of the Run contract that every backend shares: shapes, sizes of ids and weights, ids in [-1, E), rows
+// within max_tokens. INVALID_ARGUMENT with the numbers otherwise.
+absl::Status ValidateBatch(const MoeDesc& desc, const MoeBatch& batch, const MutableTensorView& out);
+
+}  // namespace moed
+
+#endif  // MOED_KERNELS_MOE_KERNEL_H_

@@ -1,0 +1,97 @@
+// Number formats: scalar conversions between float and every small format that checkpoints use.
+//
+// Single source of truth: every table, every SIMD decoder and every test is checked against these functions. All
+// functions are pure, portable and exact in the decoding direction; encoders round to nearest, ties to even.
+// Layouts: IEEE 754 binary16; bfloat16 (the upper half of binary32); OCP FP8 E4M3 ("fn": no infinities, NaN 0x7F/0xFF);
+// OCP MX formats FP4 E2M1, FP6 E2M3 / E3M2 and the scale format E8M0.
+#ifndef MOED_KERNELS_NUMBER_FORMATS_H_
+#define MOED_KERNELS_NUMBER_FORMATS_H_
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace moed {
+
+// bfloat16 bits -> float: the bits are the upper half of the float.
+inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+// float -> bfloat16 bits, round to nearest even. NaN stays NaN (quiet); overflow becomes infinity.
+inline uint16_t FloatToBf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// binary16 bits -> float (exact, subnormals included).
+inline float F16ToFloat(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1F;
+  const uint32_t mantissa = bits & 0x3FF;
+  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000u | (mantissa << 13));
+  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+
+// float -> binary16 bits, round to nearest even; magnitudes that round to 65,520 or more become infinity.
+inline uint16_t FloatToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00);
+  if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00);  // 65,520 and above
+  if (magnitude < 0x38800000u) {  // below 2^-14: a subnormal half, in units of 2^-24
+    const float scaled = std::bit_cast<float>(magnitude) * 0x1p24f;
+    return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(scaled)));
+  }
+  const uint32_t rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1) - (112u << 23);
+  return static_cast<uint16_t>(sign | (rounded >> 13));
+}
+
+// FP8 E4M3 code -> float. 0x7F and 0xFF are NaN; the largest finite value is 448.
+inline float E4m3ToFloat(uint8_t code) {
+  const uint32_t exponent = (code >> 3) & 0xF;
+  const uint32_t mantissa = code & 7;
+  if (exponent == 0xF && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
+  const float magnitude = exponent == 0 ? static_cast<float>(mantissa) * 0x1p-9f
+                                        : std::ldexp(1.0f + static_cast<float>(mantissa) / 8.0f, static_cast<int>(exponent) - 7);
+  return (code & 0x80) ? -magnitude : magnitude;
+}
+
+// FP4 E2M1 code (low 4 bits) -> float: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and the negatives (8 is -0).
+inline float E2m1ToFloat(uint8_t code) {
+  constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  const float magnitude = kMagnitude[code & 7];
+  return (code & 8) ? -magnitude : magnitude;
+}
+
+// FP6 E2M3 code (low 6 bits, bias 1) -> float; the largest magnitude is 7.5.
+inline float E2m3ToFloat(uint8_t code) {
+  const uint32_t exponent = (code >> 3) & 3;
+  const uint32_t mantissa = code & 7;
+  const float magnitude = exponent == 0 ? static_cast<float>(mantissa) / 8.0f
+                                        : std::ldexp(1.0f + static_cast<float>(mantissa) / 8.0f, static_cast<int>(exponent) - 1);
+  return (code & 0x20) ? -magnitude : magnitude;
+}
+
+// FP6 E3M2 code (low 6 bits, bias 3) -> float; the largest magnitude is 28.
+inline float E3m2ToFloat(uint8_t code) {
+  const uint32_t exponent = (code >> 2) & 7;
+  const uint32_t mantissa = code & 3;
+  const float magnitude = exponent == 0 ? static_cast<float>(mantissa) / 16.0f
+                                        : std::ldexp(1.0f + static_cast<float>(mantissa) / 4.0f, static_cast<int>(exponent) - 3);
+  return (code & 0x20) ? -magnitude : magnitude;
+}
+
+// E8M0 scale byte -> float: 2^(b-127). Byte 0 is the subnormal 2^-127, byte 255 is NaN.
+inline float E8m0ToFloat(uint8_t byte) {
+  if (byte == 0) return std::bit_cast<float>(0x00400000u);
+  if (byte == 255) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
+}
+
+}  // namespace moed
+
+#endif  // MOED_KERNELS_NUMBER_FORMATS_H_
