@@ -109,7 +109,8 @@ struct SelfCheckRow {
   bool passed = false;
 };
 
-class Model;  // one loaded checkpoint, defined in engine.cc's own header
+class Model;     // one checkpoint and its layers
+struct Scratch;  // buffers that calls reuse
 
 class Engine {
  public:
@@ -140,15 +141,15 @@ class Engine {
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
 
  private:
-  std::shared_ptr<Model> Get(const std::string& name) const;
+  absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;
 
   const EngineOptions options_;
   const std::vector<const Backend*> backends_;
   std::unique_ptr<WorkerPool> pool_;
   mutable std::mutex models_mutex_;  // guards models_
   std::vector<std::shared_ptr<Model>> models_;
-  std::mutex compute_mutex_;         // one call computes at a time; guards workspace_ and scratch
-  std::vector<std::byte> workspace_;
+  std::mutex compute_mutex_;         // one call computes at a time; guards pool_ and scratch_
+  std::unique_ptr<Scratch> scratch_;
 };
 
 }  // namespace moed

@@ -6,6 +6,7 @@
 #define MOED_ENGINE_EXPLAIN_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,14 @@ struct ExplainReport {
   bool fits = true;  // every layer has a backend, and all of them fit into the device's memory
 };
 
-// Explains one planned layer.
-LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, std::span<const Backend* const> backends,
-                              const Policy& policy);
+// Plans every MoE layer of the model and checks that no expert tensor is left over. Errors as PlanLayer and
+// CheckNoUnknownExperts. `checkpoint` must outlive the plans.
+absl::StatusOr<std::vector<LayerPlan>> PlanModel(const ModelConfig& config, const Checkpoint& checkpoint);
+
+// Explains planned layers; workspace is for calls of up to `max_tokens` rows. NOT_FOUND for an unknown backend name in the
+// policy.
+absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
+                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens);
 
 // Explains the checkpoint in `path` (all MoE layers, or only `layer` when >= 0). Errors: as ReadModelConfig,
 // Checkpoint::Open and PlanLayer; NOT_FOUND for a layer that is no MoE layer or an unknown backend name in the policy.

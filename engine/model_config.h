@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -36,7 +35,10 @@ class QuantConfig {
   virtual ~QuantConfig() = default;
   // "gptq", "compressed-tensors", "none".
   virtual std::string Method() const = 0;
-  // What is declared for `module`. INVALID_ARGUMENT when the declaration itself cannot be served.
+  // What is declared for `module`, whichever of its spellings ("mlp.experts.3.gate_proj", "block_sparse_moe.experts.3.w1",
+  // with any usual prefix) the config uses. Routers, shared-expert gates and the head are always plain. This is the
+  // declaration, not the truth: what the file holds is told by its tensors. INVALID_ARGUMENT, naming the key, its value and
+  // what is served, when the declaration cannot be served; also for names longer than 512 characters.
   virtual absl::StatusOr<DeclaredScheme> For(const std::string& module) const = 0;
 };
 
@@ -63,6 +65,9 @@ struct ModelConfig {
 // Reads `directory`/config.json (and the quantization side files when config.json has no quantization_config).
 // NOT_FOUND when there is no config.json; INVALID_ARGUMENT names the key, what was wanted and what was found.
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& directory);
+
+// The same from the text of config.json alone; without a quantization_config in it the model is unquantized.
+absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text);
 
 }  // namespace moed
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct LayerPlan {
   MoeDesc shared;                                // one expert, top_k 1
   std::shared_ptr<const ExpertReader> shared_expert;
   uint64_t file_bytes = 0;                       // of routed and shared experts' tensors, as stored
+  std::vector<const TensorInfo*> used;           // every tensor of the layer that a reader reads, the gate's included
+  std::vector<std::string> notes;                // disagreements between config and tensors that do not matter
 };
 
 // Finds and checks all tensors of MoE layer `layer`. INVALID_ARGUMENT: a tensor with the wrong dtype or shape (names
@@ -46,9 +49,10 @@ absl::StatusOr<LayerPlan> PlanLayer(const ModelConfig& config, const Checkpoint&
 // Reads the gate of `layer`. Errors as PlanLayer; NaN in a gate weight is INVALID_ARGUMENT.
 absl::StatusOr<GateWeights> ReadGate(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 
-// Tensors of the checkpoint that look like experts' but belong to no planned layer: expert-like names that no rule
-// reads. Empty when all is well. `plans` are all layers of the model.
-absl::Status CheckNoUnknownExperts(const ModelConfig& config, const Checkpoint& checkpoint);
+// INVALID_ARGUMENT when the checkpoint holds tensors that look like experts' and that no plan reads (count and the first ten
+// names): a renamed, extra or half-converted expert must not be ignored. Layers past the model's last one (multi-token
+// prediction) do not count. `plans` are those of all MoE layers.
+absl::Status CheckNoUnknownExperts(const ModelConfig& config, const Checkpoint& checkpoint, std::span<const LayerPlan> plans);
 
 }  // namespace moed
 

@@ -1,0 +1,11 @@
+#include "engine/chunking.h"
+
+namespace moed {
+
+int64_t ChunkRows(const Backend& backend, MoeDesc desc, int64_t max_tokens) {
+  desc.max_tokens = max_tokens;
+  while (desc.max_tokens > 1 && backend.WorkspaceBytes(desc) > kWorkspaceBudget) desc.max_tokens /= 2;
+  return desc.max_tokens;
+}
+
+}  // namespace moed

@@ -1,0 +1,140 @@
+#include "engine/engine.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/forward.h"
+#include "engine/model.h"
+#include "engine/self_check.h"
+
+namespace moed {
+namespace {
+
+int64_t MicrosecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count();
+}
+
+absl::Status NoSuchModel(const std::string& name, const std::vector<std::shared_ptr<Model>>& models) {
+  std::string known;
+  for (const std::shared_ptr<Model>& model : models) absl::StrAppend(&known, known.empty() ? "" : ", ", model->name());
+  if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("the call names no model, and the server has several: ", known));
+  return absl::NotFoundError(absl::StrCat("no model ", name, "; the server has ", known.empty() ? "none" : known));
+}
+
+}  // namespace
+
+const char* LayerStateName(LayerState state) {
+  switch (state) {
+    case LayerState::kPlanned: return "planned";
+    case LayerState::kLoading: return "loading";
+    case LayerState::kReady: return "ready";
+    case LayerState::kFailed: return "failed";
+  }
+  return "?";
+}
+
+Engine::Engine(EngineOptions options, std::vector<const Backend*> backends)
+    : options_(std::move(options)),
+      backends_(std::move(backends)),
+      pool_(std::make_unique<WorkerPool>(options_.threads > 0 ? options_.threads : options_.device.cores)),
+      scratch_(std::make_unique<Scratch>()) {}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<std::shared_ptr<Model>> Engine::Get(const std::string& name) const {
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  if (name.empty() && models_.size() == 1) return models_[0];
+  for (const std::shared_ptr<Model>& model : models_) {
+    if (model->name() == name) return model;
+  }
+  return NoSuchModel(name, models_);
+}
+
+absl::Status Engine::Plan(const std::string& name, const std::string& path) {
+  absl::StatusOr<std::shared_ptr<Model>> model = Model::PlanFrom(name, path, options_, backends_);
+  if (!model.ok()) return model.status();
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  for (const std::shared_ptr<Model>& other : models_) {
+    if (other->name() == name) return absl::AlreadyExistsError(absl::StrCat("model name ", name, " is taken"));
+  }
+  models_.push_back(*std::move(model));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress) {
+  absl::StatusOr<std::shared_ptr<Model>> found = Get(name);
+  if (!found.ok()) return found.status();
+  Model& model = **found;
+  absl::Status status;
+  for (int index = 0; status.ok() && index < model.layer_count(); ++index) {
+    {
+      std::lock_guard<std::mutex> lock(compute_mutex_);
+      status = model.LoadLayer(index, *pool_);
+    }
+    if (status.ok() && progress) progress(index + 1, model.layer_count(), model.config().moe_layers[index]);
+  }
+  model.FinishLoad(status);
+  return status;
+}
+
+absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& call, MutableTensorView out, ForwardInfo* info) {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(call.layer);
+  if (!layer.ok()) return layer.status();
+  absl::Status valid = ValidateCall((*model)->config(), call, out);
+  if (!valid.ok()) return valid;
+
+  std::lock_guard<std::mutex> lock(compute_mutex_);
+  const auto start = std::chrono::steady_clock::now();
+  absl::Status status = RunForward((*model)->config(), **layer, call, out, *pool_, *scratch_, info);
+  info->compute_us = MicrosecondsSince(start);
+  info->backend = (*layer)->choice.backend->Name();
+  info->scheme = Describe((*layer)->routed->ExecutedScheme());
+  info->generation = (*model)->generation();
+  return status;
+}
+
+absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& model_name, int layer, int64_t tokens,
+                                                            uint64_t seed) {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return model.status();
+  const Backend* reference = nullptr;
+  for (const Backend* backend : backends_) {
+    if (backend->Name() == "reference") reference = backend;
+  }
+  if (reference == nullptr) return absl::FailedPreconditionError("no reference backend is linked in");
+  std::vector<SelfCheckRow> rows;
+  const std::vector<int> layers = layer < 0 ? (*model)->config().moe_layers : std::vector<int>{layer};
+  for (int number : layers) {
+    absl::StatusOr<const LoadedLayer*> ready = (*model)->Ready(number);
+    if (!ready.ok()) return ready.status();
+    std::lock_guard<std::mutex> lock(compute_mutex_);
+    absl::StatusOr<SelfCheckRow> row = CheckLayer(**ready, *reference, tokens, seed + static_cast<uint64_t>(number), *pool_, *scratch_);
+    if (!row.ok()) return row.status();
+    rows.push_back(*std::move(row));
+  }
+  return rows;
+}
+
+std::vector<ModelStatus> Engine::Status() const {
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  std::vector<ModelStatus> all;
+  for (const std::shared_ptr<Model>& model : models_) all.push_back(model->Status());
+  return all;
+}
+
+absl::StatusOr<ModelStatus> Engine::FindModel(const std::string& name) const {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(name);
+  if (!model.ok()) return model.status();
+  return (*model)->Status();
+}
+
+absl::StatusOr<ExplainReport> Engine::Explain(const std::string& name) const {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(name);
+  if (!model.ok()) return model.status();
+  return (*model)->report();
+}
+
+}  // namespace moed

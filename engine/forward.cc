@@ -1,0 +1,149 @@
+#include "engine/forward.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "engine/gate.h"
+#include "engine/routing.h"
+#include "kernels/convert.h"
+
+namespace moed {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+std::span<std::byte> AlignedWorkspace(std::vector<std::byte>& storage, size_t bytes) {
+  if (storage.size() < bytes + kAlignment) {
+    storage.clear();  // nothing to keep: resize without copying
+    storage.resize(bytes + kAlignment);
+  }
+  const size_t offset = (kAlignment - reinterpret_cast<uintptr_t>(storage.data()) % kAlignment) % kAlignment;
+  return std::span<std::byte>(storage).subspan(offset, bytes);
+}
+
+// The routing of a whole call: ids and weights [M, k] in `scratch`, or the caller's own.
+struct Routing {
+  int top_k = 0;
+  std::span<const int32_t> ids;
+  std::span<const float> weights;
+};
+
+absl::StatusOr<Routing> RouteAll(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, WorkerPool& pool,
+                                 Scratch& scratch) {
+  if (const RoutingByIds* given = std::get_if<RoutingByIds>(&call.routing)) return Routing{given->top_k, given->ids, given->weights};
+  const size_t rows = static_cast<size_t>(call.hidden.rows);
+  const size_t slots = rows * static_cast<size_t>(config.top_k);
+  scratch.ids.resize(slots);
+  scratch.weights.resize(slots);
+  absl::Status status;
+  if (const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing)) {
+    status = Route(config.router, config.num_experts, config.top_k, given->logits, layer.gate.correction_bias, scratch.ids,
+                   scratch.weights);
+  } else {
+    scratch.logits.resize(rows * static_cast<size_t>(config.num_experts));
+    ComputeLogits(layer.gate, call.hidden, pool, scratch.logits);
+    status = RouteOwnGate(config.router, config.num_experts, config.top_k, scratch.logits, layer.gate.correction_bias, scratch.ids,
+                          scratch.weights);
+  }
+  if (!status.ok()) return status;
+  return Routing{config.top_k, scratch.ids, scratch.weights};
+}
+
+// Routed sum plus shared expert, both in float32, rounded once.
+absl::Status RunWithShared(const LoadedLayer& layer, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool,
+                           Scratch& scratch) {
+  const int64_t rows = batch.x.rows, hidden = batch.x.cols;
+  scratch.routed.resize(static_cast<size_t>(rows * hidden));
+  scratch.shared.resize(static_cast<size_t>(rows * hidden));
+  absl::Status status = RunPrepared(*layer.routed, batch, {scratch.routed.data(), DType::kF32, rows, hidden}, pool, scratch);
+  if (!status.ok()) return status;
+  const std::vector<int32_t> ids(static_cast<size_t>(rows), 0);
+  const std::vector<float> ones(static_cast<size_t>(rows), 1.0f);
+  MoeBatch shared = {batch.x, ids, ones, 1};
+  status = RunPrepared(*layer.shared, shared, {scratch.shared.data(), DType::kF32, rows, hidden}, pool, scratch);
+  if (!status.ok()) return status;
+  pool.ParallelFor(rows, [&](int64_t row, int) {
+    float* sum = scratch.routed.data() + row * hidden;
+    const float* add = scratch.shared.data() + row * hidden;
+    for (int64_t c = 0; c < hidden; ++c) sum[c] += add[c];
+    RowFromFloat(sum, row, out);
+  });
+  return absl::OkStatus();
+}
+
+// Rows of one chunk: both prepared layers' limit, in slots of the desc's own top-k.
+int64_t RowsAtOnce(const LoadedLayer& layer, bool with_shared, int top_k) {
+  const MoeDesc& desc = layer.plan.routed;
+  int64_t rows = std::min(desc.max_tokens, std::max<int64_t>(1, desc.max_tokens * desc.top_k / top_k));
+  if (with_shared) rows = std::min(rows, layer.plan.shared.max_tokens);
+  return rows;
+}
+
+}  // namespace
+
+absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool, Scratch& scratch) {
+  ExecContext context;
+  context.pool = &pool;
+  context.workspace = AlignedWorkspace(scratch.workspace, moe.WorkspaceBytes(batch.x.rows, batch.top_k));
+  return moe.Run(batch, out, context);
+}
+
+absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, const MutableTensorView& out) {
+  const int64_t rows = call.hidden.rows;
+  if (call.hidden.cols != config.hidden) {
+    return absl::InvalidArgumentError(absl::StrCat("hidden: has ", call.hidden.cols, " columns, want H = ", config.hidden));
+  }
+  if (out.rows != rows || out.cols != config.hidden) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output: is [", out.rows, ", ", out.cols, "], want [", rows, ", ", config.hidden, "]"));
+  }
+  if (const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing)) {
+    const size_t want = static_cast<size_t>(rows) * static_cast<size_t>(config.num_experts);
+    if (given->logits.size() == want) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("router_logits: ", given->logits.size(), " values, want ", want, " (", rows,
+                                                   " rows x E = ", config.num_experts, ")"));
+  }
+  const RoutingByIds* given = std::get_if<RoutingByIds>(&call.routing);
+  if (given == nullptr) return absl::OkStatus();
+  if (given->top_k < 1 || given->top_k > config.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat("ids: k = ", given->top_k, ", want 1 to E = ", config.num_experts));
+  }
+  const size_t slots = static_cast<size_t>(rows) * static_cast<size_t>(given->top_k);
+  if (given->ids.size() != slots || given->weights.size() != slots) {
+    return absl::InvalidArgumentError(absl::StrCat("routing: ", given->ids.size(), " ids and ", given->weights.size(),
+                                                   " weights, want ", slots, " of each"));
+  }
+  for (size_t at = 0; at < slots; ++at) {
+    if (given->ids[at] >= -1 && given->ids[at] < config.num_experts) continue;
+    return absl::InvalidArgumentError(absl::StrCat("ids: row ", at / given->top_k, ", slot ", at % given->top_k, " is ",
+                                                   given->ids[at], ", want -1 to ", config.num_experts - 1,
+                                                   " (E = ", config.num_experts, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                        WorkerPool& pool, Scratch& scratch, ForwardInfo* info) {
+  absl::StatusOr<Routing> routing = RouteAll(config, layer, call, pool, scratch);
+  if (!routing.ok()) return routing.status();
+  if (info->want_routing) {
+    info->top_k = routing->top_k;
+    info->ids.assign(routing->ids.begin(), routing->ids.end());
+    info->weights.assign(routing->weights.begin(), routing->weights.end());
+  }
+  const bool with_shared = layer.shared != nullptr && !call.routed_only;
+  const int64_t step = RowsAtOnce(layer, with_shared, routing->top_k);
+  for (int64_t first = 0; first < call.hidden.rows; first += step) {
+    const int64_t rows = std::min(step, call.hidden.rows - first);
+    const size_t slot = static_cast<size_t>(first * routing->top_k), slots = static_cast<size_t>(rows * routing->top_k);
+    const MoeBatch batch = {call.hidden.slice(first, rows), routing->ids.subspan(slot, slots), routing->weights.subspan(slot, slots),
+                            routing->top_k};
+    const MutableTensorView part = out.slice(first, rows);
+    absl::Status status = with_shared ? RunWithShared(layer, batch, part, pool, scratch)
+                                      : RunPrepared(*layer.routed, batch, part, pool, scratch);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moed

@@ -1,0 +1,71 @@
+// A model in the engine: its checkpoint, its layers and their states.
+//
+// Built by PlanFrom on one thread; then Load fills the layers one by one while other threads look at states. A layer's
+// weights are published with its state: whoever sees kReady under the mutex may use them without it from then on.
+#ifndef MOED_ENGINE_MODEL_H_
+#define MOED_ENGINE_MODEL_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace moed {
+
+// What a layer needs to run: immutable once the layer is ready.
+struct LoadedLayer {
+  LayerPlan plan;
+  Choice choice;
+  Choice shared_choice;                    // backend is null without a shared expert
+  std::unique_ptr<PreparedMoe> routed;
+  std::unique_ptr<PreparedMoe> shared;     // null without a shared expert
+  GateWeights gate;
+};
+
+class Model {
+ public:
+  // Reads config and headers, plans all layers and asks the oracle for each. Errors as Engine::Plan.
+  static absl::StatusOr<std::shared_ptr<Model>> PlanFrom(const std::string& name, const std::string& path,
+                                                         const EngineOptions& options,
+                                                         std::span<const Backend* const> backends);
+
+  const std::string& name() const { return name_; }
+  const ModelConfig& config() const { return config_; }
+  const ExplainReport& report() const { return report_; }
+  int layer_count() const { return static_cast<int>(layers_.size()); }
+  uint64_t generation() const { return generation_; }
+
+  // Loads layer `index` (not its number): prepares routed and shared experts and reads the gate. `pool` must not be in use.
+  absl::Status LoadLayer(int index, WorkerPool& pool);
+  // After the last layer, or with the error that ended loading.
+  void FinishLoad(const absl::Status& status);
+
+  // The layer with that number, ready to run. NOT_FOUND lists the layers; UNAVAILABLE while it is not ready.
+  absl::StatusOr<const LoadedLayer*> Ready(int layer) const;
+
+  ModelStatus Status() const;
+
+ private:
+  Model() = default;
+  absl::Status ChooseBackends(const EngineOptions& options, std::span<const Backend* const> backends);
+  absl::Status CheckMemory(const EngineOptions& options) const;
+
+  std::string name_;
+  std::string path_;
+  ModelConfig config_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  ExplainReport report_;
+  std::vector<std::unique_ptr<LoadedLayer>> layers_;
+  uint64_t generation_ = 1;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<LayerState> states_;
+  LayerState state_ = LayerState::kPlanned;
+  std::string error_;
+};
+
+}  // namespace moed
+
+#endif  // MOED_ENGINE_MODEL_H_

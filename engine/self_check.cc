@@ -1,0 +1,108 @@
+#include "engine/self_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+namespace moed {
+namespace {
+
+// Bound of weight-only schemes with 16-bit intermediates.
+constexpr double kWeightOnlyBound = 0.01;
+
+// A layer that consists of some of another layer's experts.
+class SubsetReader : public ExpertReader {
+ public:
+  SubsetReader(const ExpertReader& all, std::vector<int> experts) : all_(all), experts_(std::move(experts)) {}
+  absl::Status Read(int expert, ExpertWeights* out) const override { return all_.Read(experts_[expert], out); }
+
+ private:
+  const ExpertReader& all_;
+  const std::vector<int> experts_;
+};
+
+struct Sample {
+  std::vector<float> x;        // [tokens, H]
+  std::vector<int32_t> ids;    // [tokens, k]
+  std::vector<float> weights;  // [tokens, k]
+};
+
+Sample MakeSample(const MoeDesc& desc, int64_t tokens, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int32_t> expert(0, desc.num_experts - 1);
+  Sample sample;
+  for (int64_t row = 0; row < tokens; ++row) {
+    const float magnitude = std::ldexp(1.0f, static_cast<int>(row % 9) - 4);
+    for (int64_t c = 0; c < desc.hidden; ++c) sample.x.push_back(magnitude * normal(random));
+    for (int j = 0; j < desc.top_k; ++j) {
+      sample.ids.push_back(expert(random));
+      sample.weights.push_back(0.25f + 0.5f * static_cast<float>(j + 1) / static_cast<float>(desc.top_k));
+    }
+  }
+  return sample;
+}
+
+double LargestRelativeError(const std::vector<float>& y, const std::vector<float>& ref, int64_t cols) {
+  double largest = 0.0;
+  for (size_t begin = 0; begin < ref.size(); begin += static_cast<size_t>(cols)) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t at = begin; at < begin + static_cast<size_t>(cols); ++at) {
+      difference += (static_cast<double>(y[at]) - ref[at]) * (static_cast<double>(y[at]) - ref[at]);
+      norm += static_cast<double>(ref[at]) * ref[at];
+    }
+    const double error = norm == 0.0 ? (difference == 0.0 ? 0.0 : HUGE_VAL) : std::sqrt(difference / norm);
+    if (!(error <= largest)) largest = std::isnan(error) ? HUGE_VAL : error;
+  }
+  return largest;
+}
+
+// The sample through the reference, on the experts it uses.
+absl::StatusOr<std::vector<float>> RunReference(const LoadedLayer& layer, const Backend& reference, const Sample& sample,
+                                                int64_t tokens, WorkerPool& pool, Scratch& scratch) {
+  std::vector<int> used(sample.ids.begin(), sample.ids.end());
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  std::vector<int32_t> local;
+  for (int32_t id : sample.ids) local.push_back(static_cast<int32_t>(std::lower_bound(used.begin(), used.end(), id) - used.begin()));
+
+  MoeDesc desc = layer.plan.routed;
+  desc.num_experts = static_cast<int>(used.size());
+  desc.max_tokens = tokens;
+  const SubsetReader reader(*layer.plan.experts, used);
+  absl::StatusOr<std::unique_ptr<PreparedMoe>> moe = reference.Prepare(desc, reader, pool);
+  if (!moe.ok()) return moe.status();
+  std::vector<float> out(sample.x.size());
+  const MoeBatch batch = {{sample.x.data(), DType::kF32, tokens, desc.hidden}, local, sample.weights, desc.top_k};
+  absl::Status status = RunPrepared(**moe, batch, {out.data(), DType::kF32, tokens, desc.hidden}, pool, scratch);
+  if (!status.ok()) return status;
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
+                                        WorkerPool& pool, Scratch& scratch) {
+  const MoeDesc& desc = layer.plan.routed;
+  tokens = std::min(tokens, desc.max_tokens);
+  const Sample sample = MakeSample(desc, tokens, seed);
+  absl::StatusOr<std::vector<float>> want = RunReference(layer, reference, sample, tokens, pool, scratch);
+  if (!want.ok()) return want.status();
+
+  std::vector<float> got(sample.x.size());
+  const MoeBatch batch = {{sample.x.data(), DType::kF32, tokens, desc.hidden}, sample.ids, sample.weights, desc.top_k};
+  absl::Status status = RunPrepared(*layer.routed, batch, {got.data(), DType::kF32, tokens, desc.hidden}, pool, scratch);
+  if (!status.ok()) return status;
+
+  SelfCheckRow row;
+  row.layer = layer.plan.layer;
+  row.backend = layer.choice.backend->Name();
+  row.scheme = Describe(layer.routed->ExecutedScheme());
+  row.tokens = tokens;
+  row.max_rel = LargestRelativeError(got, *want, desc.hidden);
+  row.bound = kWeightOnlyBound;
+  row.passed = row.max_rel <= row.bound;
+  return row;
+}
+
+}  // namespace moed

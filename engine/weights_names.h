@@ -1,0 +1,58 @@
+// Tensor names: where a layer's experts, gate and shared expert are found in a checkpoint.
+//
+// Tools name the same tensors differently, so names are found by trying a table of patterns against what exists, not by
+// one pattern a family. Pure lookups in the Checkpoint's table.
+#ifndef MOED_ENGINE_WEIGHTS_NAMES_H_
+#define MOED_ENGINE_WEIGHTS_NAMES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint.h"
+#include "engine/model_config.h"
+
+namespace moed {
+
+// Module names of one expert's projections, such as "model.layers.0.mlp.experts.3.gate_proj".
+struct ExpertModules {
+  std::string gate;
+  std::string up;
+  std::string down;
+};
+
+// The experts of one layer as a naming scheme.
+struct ExpertNaming {
+  bool fused = false;        // all experts in one tensor: "<root>gate_up_proj", "<root>down_proj"
+  std::string root;          // "model.layers.0.mlp.experts."
+  std::string gate, up, down;  // last components, per expert: "gate_proj" or "w1"
+
+  ExpertModules Expert(int expert) const;
+};
+
+// "model.layers.7.", or the same with the prefix that this checkpoint uses for its text model.
+std::string LayerPrefix(const Checkpoint& checkpoint, int layer);
+
+// The naming that this checkpoint uses for the routed experts of `layer`; the family's own when no tensor matches any.
+ExpertNaming FindExpertNaming(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
+
+// Modules of the shared expert of `layer`.
+ExpertModules SharedExpertModules(const Checkpoint& checkpoint, int layer);
+
+// Names of the gate's tensors; empty where the family has none.
+struct GateNames {
+  std::string weight;
+  std::string bias;
+  std::string correction_bias;
+};
+GateNames FindGateNames(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
+
+// The tensor suffixes by which a module's storage is recognised: ".weight", ".qweight", ".weight_packed".
+const std::vector<std::string>& StorageSuffixes();
+
+// NOT_FOUND with the count and the first ten of `missing` (not empty); `what` says of what.
+absl::Status MissingTensors(const std::string& what, const std::vector<std::string>& missing);
+
+}  // namespace moed
+
+#endif  // MOED_ENGINE_WEIGHTS_NAMES_H_

@@ -1,0 +1,66 @@
+// The packed weight layout that all CPU kernels share, and its one packer.
+//
+// A projection [N, K] is cut into panels of 16 output features (the last is padded), panels into groups of input features
+// that share a scale, groups into blocks of 8 input features:
+//
+//   panel  = group 0 | group 1 | ...
+//   group  = 16 scales (in their own type) | block | block | ...      unquantized: no scales, one group
+//   block  = 8 input features x 16 output features
+//     int4       16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold input feature i as a
+//                two's-complement nibble (code - 8)
+//     16-bit     8 rows of 16 elements, one row per input feature; f32 likewise
+//
+// One output feature lives in one SIMD lane, so every output is a chain of fused multiply-adds in ascending input feature,
+// whatever the number of rows: that is what makes a row's result independent of its company.
+// Two panels form a pair and are stored one after the other: gate p with up p, or down 2p with down 2p + 1.
+// Padding: input features up to a multiple of 8 in each group, output features up to 16 (down: 32); padded codes are 0 and
+// padded scales are 0, so padding contributes exactly 0 to every sum of finite inputs.
+#ifndef MOED_KERNELS_CPU_PACKED_LAYOUT_H_
+#define MOED_KERNELS_CPU_PACKED_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/quant.h"
+
+namespace moed {
+struct LinearWeights;
+}
+
+namespace moed::cpu {
+
+inline constexpr int kPanelWidth = 16;  // output features of a panel: one 512-bit or two 256-bit vectors of floats
+inline constexpr int kPairWidth = 2 * kPanelWidth;
+inline constexpr int kBlockDepth = 8;   // input features of a block: 8 nibbles fill a 32-bit lane
+
+// Shape of one panel; a plain value that the instruction-set files understand.
+struct PanelFormat {
+  ElementType element = ElementType::kBf16;
+  ScaleType scale = ScaleType::kNone;
+  int64_t depth = 0;        // packed input features: a multiple of 8
+  int64_t group = 0;        // packed input features of a full group: a multiple of 8; the last group may be shorter
+  int64_t scale_bytes = 0;  // of the 16 scales of a group
+  int64_t block_bytes = 0;
+  int64_t panel_bytes = 0;
+
+  // Offset of group `index` from the start of a panel.
+  int64_t group_offset(int64_t index) const { return index * (scale_bytes + group / kBlockDepth * block_bytes); }
+};
+
+// How a projection [N, K] of a scheme is packed.
+struct PackedLayout {
+  PanelFormat format;
+  // Packed position -> input feature, -1 for padding. Empty when position k holds feature k (K rounded up to 8).
+  std::vector<int32_t> source;
+};
+
+// The layout for K = `features` inputs. Element must be int4 (symmetric) or unquantized.
+PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features);
+
+// Packs output features [16 * panel, 16 * panel + 16) of `weights` into `out` (format.panel_bytes, every byte written).
+// A panel beyond the last feature is all padding.
+void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t panel, uint8_t* out);
+
+}  // namespace moed::cpu
+
+#endif  // MOED_KERNELS_CPU_PACKED_LAYOUT_H_

@@ -1,0 +1,37 @@
+// Reading all experts of a layer in parallel, one canonical buffer per worker.
+#ifndef MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
+#define MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
+
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/expert_weights.h"
+#include "kernels/worker_pool.h"
+
+namespace moed::cpu {
+
+// Calls take(expert, weights) -> absl::Status once for each expert in [0, experts), from the pool's threads, after reading
+// it; `weights` may be moved from. Stops handing out work after the first error and returns that error.
+template <typename Take>
+absl::Status ForEachExpert(int experts, const ExpertReader& reader, WorkerPool& pool, const Take& take) {
+  std::vector<ExpertWeights> buffers(pool.threads());
+  std::mutex mutex;
+  absl::Status first_error;
+  pool.ParallelFor(experts, [&](int64_t expert, int worker) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (!first_error.ok()) return;
+    }
+    absl::Status status = reader.Read(static_cast<int>(expert), &buffers[worker]);
+    if (status.ok()) status = take(static_cast<int>(expert), buffers[worker]);
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (first_error.ok()) first_error = status;
+  });
+  return first_error;
+}
+
+}  // namespace moed::cpu
+
+#endif  // MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
