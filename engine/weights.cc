@@ -184,7 +184,8 @@ absl::Status TakeScheme(const ExpertSource& expert, bool first, QuantScheme* sch
   const std::pair<const LinearSource*, LinearScheme*> projections[] = {
       {&expert.gate, &scheme->gate}, {&expert.up, &scheme->up}, {&expert.down, &scheme->down}};
   for (const auto& [source, linear] : projections) {
-    if (!source->codes) continue;  // missing: reported with the others
+    const bool scaled = source->container != DeclaredScheme::Container::kPlain;
+    if (!source->codes || (scaled && !source->scales)) continue;  // missing: reported with the others
     if (first) linear->weights = source->scheme;
     if (source->scheme == linear->weights) continue;
     return absl::InvalidArgumentError(absl::StrCat(source->module, ": is ", Describe(source->scheme),

@@ -1,0 +1,351 @@
+// The engine on small checkpoints with known answers: probe layers of cases.md, states, policies, limits and bad calls.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/engine.h"
+#include "kernels/backends.h"
+#include "tests/support/checkpoint_builder.h"
+#include "tests/support/judge.h"
+#include "tests/support/temp_dir.h"
+
+namespace moed {
+namespace {
+
+using namespace testing;  // NOLINT: the builder's vocabulary
+
+EngineOptions Options(const std::string& policy) {
+  EngineOptions options;
+  options.threads = 2;
+  options.device = ThisDevice();
+  options.policy = *Policy::Parse(policy);
+  return options;
+}
+
+struct Served {
+  explicit Served(const ModelSpec& spec, const std::string& policy = "auto", const std::function<void(CheckpointBuilder&)>& change = {})
+      : engine(Options(policy), LinkedBackends()) {
+    CheckpointBuilder builder;
+    reference = AddModel(spec, &builder);
+    if (change) change(builder);
+    REQUIRE(builder.Write(dir.path()).ok());
+    const absl::Status planned = engine.Plan("m", dir.path());
+    INFO(planned.ToString());
+    REQUIRE(planned.ok());
+    const absl::Status loaded = engine.Load("m", {});
+    INFO(loaded.ToString());
+    REQUIRE(loaded.ok());
+  }
+
+  // One row through `layer`, float32 in and out.
+  absl::StatusOr<std::vector<float>> Row(const std::vector<float>& x, ForwardCall call = {}) {
+    const int64_t hidden = static_cast<int64_t>(x.size());
+    call.layer = reference[0].layer;
+    call.hidden = {x.data(), DType::kF32, 1, hidden};
+    std::vector<float> out(x.size());
+    absl::Status status = engine.Forward("m", call, {out.data(), DType::kF32, 1, hidden}, &info);
+    if (!status.ok()) return status;
+    return out;
+  }
+
+  TempDir dir;
+  Engine engine;
+  std::vector<LayerReference> reference;
+  ForwardInfo info;
+};
+
+const std::vector<std::string> kBackends = {"auto", "require:reference", "require:cpu_generic"};
+
+std::vector<float> FirstUnit(int64_t hidden) {
+  std::vector<float> x(static_cast<size_t>(hidden), 0.0f);
+  x[0] = 1.0f;
+  return x;
+}
+
+ForwardCall ByIds(const std::vector<int32_t>& ids, const std::vector<float>& weights, int top_k) {
+  ForwardCall call;
+  call.routing = RoutingByIds{top_k, ids, weights};
+  return call;
+}
+
+ModelSpec Deepseek(int shared) {
+  ModelSpec spec{.family = ModelFamily::kDeepseekV3, .hidden = 64, .intermediate = 32, .num_experts = 4, .top_k = 1};
+  spec.weights = PcWeights(64, 32, 1.0f, 1.0f);
+  spec.num_shared_experts = shared;
+  spec.norm_topk_prob = true;
+  return spec;
+}
+
+// The shared expert of the deepseek model as PC(1, 1).
+void MakeSharedProbe(CheckpointBuilder& builder) {
+  const WeightFn probe = PcWeights(64, 32, 1.0f, 1.0f);
+  const std::string prefix = "model.layers.1.mlp.shared_experts.";
+  const std::pair<const char*, int> projections[] = {{"gate_proj", kGate}, {"up_proj", kUp}, {"down_proj", kDown}};
+  for (const auto& [name, projection] : projections) {
+    std::vector<float> weights;
+    for (int64_t n = 0; n < 64 * 32; ++n) weights.push_back(probe(0, projection, n));
+    REQUIRE(builder.Remove(prefix + name + ".weight") == 1);
+    builder.AddFloats(prefix + name + ".weight", StDtype::kBf16, projection == kDown ? std::vector<int64_t>{64, 32} : std::vector<int64_t>{32, 64}, weights);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("B51: the routed scaling belongs to the router path, never to given weights or to the shared expert") {
+  const double silu1 = 1.0 / (1.0 + std::exp(-1.0));
+  const std::vector<int32_t> ids = {0};
+  const std::vector<float> ones = {1.0f};
+  const std::vector<float> logits = {3.0f, 0.0f, 0.0f, 0.0f};
+  for (const std::string& policy : kBackends) {
+    for (int shared : {0, 1}) {
+      Served served(Deepseek(shared), policy, shared ? MakeSharedProbe : +[](CheckpointBuilder&) {});
+      const std::vector<float> x = FirstUnit(64);
+      ForwardCall by_logits;
+      by_logits.routing = RoutingByLogits{logits};
+      const double extra = shared * silu1;
+      CHECK((*served.Row(x, ByIds(ids, ones, 1)))[5] == Approx(silu1 + extra).epsilon(1e-3));
+      CHECK((*served.Row(x, by_logits))[5] == Approx(2.5 * silu1 + extra).epsilon(1e-3));
+      CHECK((*served.Row(x))[5] == Approx(2.5 * silu1 + extra).epsilon(1e-3));
+      by_logits.routed_only = true;
+      CHECK((*served.Row(x, by_logits))[5] == Approx(2.5 * silu1).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("B50: with and without normalising, from logits") {
+  const std::vector<float> logits = {2.0f, 1.0f, 0.0f, -1.0f};
+  for (bool normalise : {false, true}) {
+    ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = 4, .top_k = 2};
+    const WeightFn probe = PcWeights(64, 32, 1.0f, 1.0f);
+    spec.weights = [=](int e, int p, int64_t n) { return probe(e, p, n) * (e == 1 && p == kDown ? 10.0f : 1.0f); };
+    spec.norm_topk_prob = normalise;
+    for (const std::string& policy : kBackends) {
+      Served served(spec, policy);
+      ForwardCall call;
+      call.routing = RoutingByLogits{logits};
+      CHECK((*served.Row(FirstUnit(64), call))[0] == Approx(normalise ? 2.5006 : 2.2025).epsilon(5e-3));
+    }
+  }
+}
+
+TEST_CASE("B25: the clamp of gpt-oss bounds the gate from above and up on both sides") {
+  // g = min(24, 7) = 7, u = clamp(-32, -7, 7) = -7: (u + 1) g sigmoid(1.702 g)
+  const double want = -6.0 * 7.0 / (1.0 + std::exp(-1.702 * 7.0));
+  ModelSpec spec{.family = ModelFamily::kGptOss, .hidden = 64, .intermediate = 32, .num_experts = 2, .top_k = 1};
+  spec.weights = PcWeights(64, 32, 24.0f, -32.0f);
+  spec.biases = false;
+  const std::vector<int32_t> ids = {1};
+  const std::vector<float> ones = {1.0f};
+  for (const std::string& policy : kBackends) {
+    Served served(spec, policy);
+    CHECK((*served.Row(FirstUnit(64), ByIds(ids, ones, 1)))[3] == Approx(want).epsilon(1e-2));
+  }
+}
+
+TEST_CASE("B56: sums beyond the f16 range inside the layer come out finite") {
+  ModelSpec spec{.family = ModelFamily::kMixtral, .hidden = 64, .intermediate = 32, .num_experts = 2, .top_k = 2};
+  spec.experts.format = ExpertFormat::kF16;
+  spec.weights = [](int, int p, int64_t n) { return p == kDown ? 2.0f / 32 : n % 64 == 0 ? 200.0f : 0.0f; };
+  Served served(spec);
+  const std::vector<int32_t> ids = {0, 1};
+  const std::vector<float> weights = {0.25f, 0.25f};
+  std::vector<uint16_t> x(64, 0), out(64);
+  x[0] = 0x3C00;  // 1.0 in f16
+  ForwardCall call = ByIds(ids, weights, 2);
+  call.hidden = {x.data(), DType::kF16, 1, 64};
+  REQUIRE(served.engine.Forward("m", call, {out.data(), DType::kF16, 1, 64}, &served.info).ok());
+  CHECK(out[0] == 0x78E2);  // 40,000 rounds to 40,000 in f16
+}
+
+TEST_CASE("B01: a required backend is the one that runs, per layer and per scheme; unknown names are refused with the list") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  spec.experts = {.format = ExpertFormat::kPacked, .group = 32};
+  for (const std::string name : {"reference", "cpu_generic"}) {
+    Served served(spec, "require:" + name);
+    CHECK(served.engine.Status()[0].layers[0].backend == name);
+    REQUIRE(served.Row(FirstUnit(64)).ok());
+    CHECK(served.info.backend == name);
+  }
+  Served by_scheme(spec, "auto,scheme:int4=require:cpu_generic,scheme:bf16=require:reference");
+  CHECK(by_scheme.engine.Status()[0].layers[0].backend == "cpu_generic");
+  Engine engine(Options("require:no_such"), LinkedBackends());
+  const absl::Status status = engine.Plan("m", by_scheme.dir.path());
+  CHECK(status.code() == absl::StatusCode::kNotFound);
+  for (const Backend* backend : LinkedBackends()) {
+    CHECK(std::string(status.message()).find(backend->Name()) != std::string::npos);
+  }
+}
+
+TEST_CASE("A backend that the processor cannot run is refused with the missing flags, and never chosen") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  EngineOptions options = Options("require:cpu_avx512");
+  options.device.isa = IsaFlags();
+  Engine forced(options, LinkedBackends());
+  const absl::Status status = forced.Plan("m", dir.path());
+  CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(std::string(status.message()).find("avx512f") != std::string::npos);
+  CHECK(std::string(status.message()).find("layer 0") != std::string::npos);
+  options.policy = Policy();
+  Engine free(options, LinkedBackends());
+  REQUIRE(free.Plan("m", dir.path()).ok());
+  CHECK(free.Status()[0].layers[0].backend == "cpu_generic");
+}
+
+TEST_CASE("Before Load a call gets UNAVAILABLE and after it an answer") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  Engine engine(Options("auto"), LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  CHECK(engine.Plan("m", dir.path()).code() == absl::StatusCode::kAlreadyExists);
+  std::vector<float> x(64, 1.0f), out(64);
+  ForwardCall call;
+  call.hidden = {x.data(), DType::kF32, 1, 64};
+  ForwardInfo info;
+  CHECK(engine.Forward("m", call, {out.data(), DType::kF32, 1, 64}, &info).code() == absl::StatusCode::kUnavailable);
+  std::vector<int> seen;
+  REQUIRE(engine.Load("m", [&](int done, int total, int layer) {
+    CHECK(total == 1);
+    CHECK(done == static_cast<int>(seen.size()) + 1);
+    seen.push_back(layer);
+  }).ok());
+  CHECK(seen == std::vector<int>{0});
+  CHECK(engine.Forward("m", call, {out.data(), DType::kF32, 1, 64}, &info).ok());
+  CHECK(info.generation == 1);
+}
+
+TEST_CASE("A load that fails leaves the model failed, with the reason in its status and in every answer") {
+  ModelSpec spec{.family = ModelFamily::kMixtral, .hidden = 64, .intermediate = 64, .num_experts = 4, .mlp_names = true};
+  spec.experts = {.format = ExpertFormat::kGptq, .group = 32};
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  builder.Find("model.layers.0.mlp.experts.1.up_proj.qzeros")->bytes[0] = 0;
+  REQUIRE(builder.Write(dir.path()).ok());
+  Engine engine(Options("auto"), LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  const absl::Status status = engine.Load("m", {});
+  CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  CHECK(std::string(status.message()).find("experts.1.up_proj.qzeros") != std::string::npos);
+  const ModelStatus model = engine.Status()[0];
+  CHECK(model.state == LayerState::kFailed);
+  CHECK(model.error == std::string(status.message()));
+  CHECK(model.layers[0].state == LayerState::kFailed);
+}
+
+TEST_CASE("A memory limit below the need is refused with both numbers before anything is read") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  EngineOptions options = Options("auto");
+  options.memory_limit = 1000;
+  Engine engine(options, LinkedBackends());
+  const absl::Status status = engine.Plan("m", dir.path());
+  CHECK(status.code() == absl::StatusCode::kResourceExhausted);
+  CHECK(std::string(status.message()).find("1000 are allowed") != std::string::npos);
+}
+
+TEST_CASE("Bad calls are refused with the numbers and the next call is right") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  Served served(spec);
+  const std::vector<float> x(64, 0.5f);
+  const std::vector<float> good = *served.Row(x);
+  std::vector<float> out(128);
+  const auto refused = [&](ForwardCall call, absl::StatusCode code, const std::string& text) {
+    if (call.hidden.data == nullptr) call.hidden = {x.data(), DType::kF32, 1, 64};
+    const absl::Status status =
+        served.engine.Forward("m", call, {out.data(), DType::kF32, call.hidden.rows, call.hidden.cols}, &served.info);
+    INFO(status.ToString());
+    CHECK(status.code() == code);
+    CHECK(std::string(status.message()).find(text) != std::string::npos);
+    CHECK(*served.Row(x) == good);
+  };
+  const std::vector<int32_t> ids = {0, 4}, low = {-2, 0};
+  const std::vector<float> weights = {1, 1}, nan_logits = {0, NAN, 0, 0}, few = {0, 0, 0};
+  ForwardCall wrong_layer;
+  wrong_layer.layer = 7;
+  refused(wrong_layer, absl::StatusCode::kNotFound, "no MoE layer 7; its MoE layers are 0");
+  ForwardCall narrow;
+  narrow.hidden = {x.data(), DType::kF32, 1, 63};
+  refused(narrow, absl::StatusCode::kInvalidArgument, "63 columns, want H = 64");
+  refused(ByIds(ids, weights, 2), absl::StatusCode::kInvalidArgument, "slot 1 is 4, want -1 to 3");
+  refused(ByIds(low, weights, 2), absl::StatusCode::kInvalidArgument, "slot 0 is -2");
+  refused(ByIds(ids, weights, 1), absl::StatusCode::kInvalidArgument, "2 ids and 2 weights, want 1");
+  refused(ByIds(ids, weights, 0), absl::StatusCode::kInvalidArgument, "k = 0");
+  refused(ByIds(ids, weights, 5), absl::StatusCode::kInvalidArgument, "k = 5, want 1 to E = 4");
+  ForwardCall logits;
+  logits.routing = RoutingByLogits{nan_logits};
+  refused(logits, absl::StatusCode::kInvalidArgument, "row 0");
+  logits.routing = RoutingByLogits{few};
+  refused(logits, absl::StatusCode::kInvalidArgument, "3 values, want 4");
+  ForwardInfo info;
+  ForwardCall call;
+  call.hidden = {x.data(), DType::kF32, 1, 64};
+  CHECK(served.engine.Forward("other", call, {out.data(), DType::kF32, 1, 64}, &info).code() == absl::StatusCode::kNotFound);
+}
+
+TEST_CASE("B38: zero rows are an empty result, and the next call is right") {
+  for (int experts : {12, 64}) {
+    ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = experts};
+    for (const std::string& policy : kBackends) {
+      Served served(spec, policy);
+      ForwardCall empty;
+      empty.hidden = {nullptr, DType::kBf16, 0, 64};
+      CHECK(served.engine.Forward("m", empty, {nullptr, DType::kBf16, 0, 64}, &served.info).ok());
+      CHECK(served.Row(std::vector<float>(64, 0.25f)).ok());
+    }
+  }
+}
+
+TEST_CASE("NaN from the server's own gate makes that row NaN and leaves the rest as they were") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = 8};
+  for (const std::string& policy : kBackends) {
+    Served served(spec, policy);
+    std::vector<float> x = CaseHidden(5, 64), out(5 * 64), clean(5 * 64);
+    ForwardCall call;
+    call.hidden = {x.data(), DType::kF32, 5, 64};
+    REQUIRE(served.engine.Forward("m", call, {clean.data(), DType::kF32, 5, 64}, &served.info).ok());
+    x[2 * 64 + 9] = NAN;
+    REQUIRE(served.engine.Forward("m", call, {out.data(), DType::kF32, 5, 64}, &served.info).ok());
+    for (int row = 0; row < 5; ++row) {
+      for (int c = 0; c < 64; ++c) {
+        const size_t at = static_cast<size_t>(row * 64 + c);
+        CHECK((row == 2 ? std::isnan(out[at]) : out[at] == clean[at]));
+      }
+    }
+  }
+}
+
+TEST_CASE("B30: a stray model.safetensors beside an index changes nothing") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = 4};
+  TempDir dir;
+  CheckpointBuilder builder, zeros;
+  AddModel(spec, &builder);
+  for (const BuilderTensor& tensor : builder.tensors()) {
+    zeros.Add(tensor.name, tensor.dtype, tensor.shape, std::vector<uint8_t>(tensor.bytes.size(), 0));
+  }
+  REQUIRE(zeros.Write(dir.path()).ok());  // the stray file
+  REQUIRE(builder.Write(dir.path(), 2).ok());
+  Served clean(spec);
+  Engine engine(Options("auto"), LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  const std::vector<float> x = CaseHidden(1, 64);
+  std::vector<float> out(64);
+  ForwardCall call;
+  call.hidden = {x.data(), DType::kF32, 1, 64};
+  REQUIRE(engine.Forward("m", call, {out.data(), DType::kF32, 1, 64}, &clean.info).ok());
+  CHECK(out == *clean.Row(x));
+}
+
+}  // namespace moed
