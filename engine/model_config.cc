@@ -237,7 +237,9 @@ absl::StatusOr<ModelConfig> ReadModel(const json& root) {
   return config;
 }
 
-bool HasQuantization(const json& root) { return root.contains("quantization_config") && !root["quantization_config"].is_null(); }
+bool HasQuantization(const json& root) {
+  return root.contains("quantization_config") && !root["quantization_config"].is_null();
+}
 
 absl::StatusOr<QuantConfigPtr> QuantizationOf(const JsonDocument& document, Family family) {
   if (!HasQuantization(document.root)) return PlainQuantConfig();

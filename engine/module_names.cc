@@ -89,23 +89,28 @@ bool NeverQuantized(const std::string& canonical) {
 }
 
 ModuleQuery::ModuleQuery(const std::string& name, bool mixtral_names) : canonical_(CanonicalModule(name)) {
-  const Parts own = Split(name);
   names_.push_back(name);
   if (mixtral_names) {
-    const Parts mlp = Respelled(own, true, true);
+    const Parts mlp = Respelled(Split(name), true, true);
     AddUnique(&names_, Join(mlp, 0));
     AddUnique(&names_, Join(Respelled(mlp, false, true), 0));
     AddUnique(&names_, Join(Respelled(mlp, false, false), 0));
   }
-  const size_t layers = FindLayers(own);
-  if (layers == own.size()) return;
+}
+
+std::vector<std::string> ModuleQuery::WithOtherPrefixes() const {
+  std::vector<std::string> others;
   for (const std::string& spelling : names_) {
-    const std::string tail = Join(Split(spelling), layers);
+    const Parts parts = Split(spelling);
+    const size_t layers = FindLayers(parts);
+    if (layers == parts.size()) continue;
+    const std::string tail = Join(parts, layers);
     for (const char* prefix : kPrefixes) {
-      const std::string other = prefix + tail;
-      if (std::find(names_.begin(), names_.end(), other) == names_.end()) other_prefixes_.push_back(other);
+      std::string other = prefix + tail;
+      if (other != spelling) others.push_back(std::move(other));
     }
   }
+  return others;
 }
 
 bool ModuleQuery::Matches(const Pattern& pattern) const {
@@ -113,7 +118,8 @@ bool ModuleQuery::Matches(const Pattern& pattern) const {
   if (std::any_of(names_.begin(), names_.end(), hits)) return true;
   // ".*" swallows any prefix, so that the other prefixes can add nothing: saves most of the time on large models.
   if (pattern.text().rfind(".*", 0) == 0) return false;
-  return std::any_of(other_prefixes_.begin(), other_prefixes_.end(), hits);
+  const std::vector<std::string> others = WithOtherPrefixes();
+  return std::any_of(others.begin(), others.end(), hits);
 }
 
 absl::Status NameList::Add(const std::string& entry) {

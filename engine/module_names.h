@@ -37,8 +37,9 @@ class ModuleQuery {
   bool Matches(const Pattern& pattern) const;
 
  private:
+  std::vector<std::string> WithOtherPrefixes() const;
+
   std::vector<std::string> names_;  // with the prefix as asked, that spelling first
-  std::vector<std::string> other_prefixes_;
   std::string canonical_;
 };
 

@@ -104,9 +104,13 @@ class GroupParser {
     if (strategy == "group" && group_size <= 0) reader.Fail("group_size", "a positive integer for the strategy group");
     if (strategy == "channel" && group_size > 0) reader.Fail("group_size", "null or -1 for the strategy channel");
     const json* dynamic = reader.Find("dynamic");
-    if (dynamic != nullptr && !dynamic->is_boolean() && !dynamic->is_string()) reader.Fail("dynamic", "true, false or a string");
+    if (dynamic != nullptr && !dynamic->is_boolean() && !dynamic->is_string()) {
+      reader.Fail("dynamic", "true, false or a string");
+    }
     const json* order = reader.Find("actorder");
-    if (order != nullptr && !order->is_boolean() && !order->is_string()) reader.Fail("actorder", "null, a string or a boolean");
+    if (order != nullptr && !order->is_boolean() && !order->is_string()) {
+      reader.Fail("actorder", "null, a string or a boolean");
+    }
     if (!reader.status().ok()) return reader.status();
 
     if (type != "int") Refuse("weights.type", absl::StrCat("\"", type, "\""), "\"int\"");
@@ -134,7 +138,9 @@ class GroupParser {
 // Keys that change what every weight means.
 void CheckWholeFile(ConfigReader* reader) {
   const json* transform = reader->Find("transform_config");
-  if (transform != nullptr && !transform->empty()) reader->Fail("transform_config", "null or {} (rotations are not supported)");
+  if (transform != nullptr && !transform->empty()) {
+    reader->Fail("transform_config", "null or {} (rotations are not supported)");
+  }
   const json* sparsity = reader->Find("sparsity_config");
   if (sparsity == nullptr || sparsity->empty()) return;
   const bool dense = sparsity->is_object() && sparsity->contains("format") && (*sparsity)["format"] == "dense";
@@ -146,7 +152,9 @@ absl::Status ParseGroups(const QuantSource& source, const json& groups, const st
   for (const std::string& name : KeysInOrder(source, "config_groups")) {
     const std::string where = absl::StrCat(source.where, "config_groups.", name);
     const json& object = groups[name];
-    if (!object.is_object()) return absl::InvalidArgumentError(absl::StrCat(where, ": wanted an object, got ", Shown(object)));
+    if (!object.is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ": wanted an object, got ", Shown(object)));
+    }
     auto group = GroupParser(object, where + ".", global_format).Parse();
     if (!group.ok()) return group.status();
     config->groups.push_back(*std::move(group));

@@ -276,8 +276,8 @@ Shape MakeShape(int experts, int top_k, size_t logits) {
 
 }  // namespace
 
-absl::Status Route(const RouterRule& rule, int experts, int top_k, std::span<const float> logits, std::span<const float> bias,
-                   std::span<int32_t> ids, std::span<float> weights) {
+absl::Status Route(const RouterRule& rule, int experts, int top_k, std::span<const float> logits,
+                   std::span<const float> bias, std::span<int32_t> ids, std::span<float> weights) {
   const Shape shape = MakeShape(experts, top_k, logits.size());
   if (auto status = CheckCall(rule, shape, logits, bias, ids.size(), weights.size()); !status.ok()) return status;
   RowRouter router(rule, shape, bias);

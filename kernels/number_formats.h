@@ -60,11 +60,39 @@ inline float E4m3ToFloat(uint8_t code) {
   return (code & 0x80) ? -magnitude : magnitude;
 }
 
+// float -> FP8 E4M3 code, round to nearest even, saturating at +-448; NaN becomes 0x7F. -0 keeps its sign.
+inline uint8_t FloatToE4m3(float value) {
+  if (std::isnan(value)) return 0x7F;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::fabs(value);
+  if (magnitude >= 448.0f) return sign | 0x7E;
+  int exponent = -6;  // of the lowest binade; below it codes are multiples of 2^-9
+  if (magnitude >= 0x1p-6f) std::frexp(magnitude, &exponent), --exponent;
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));  // 8..16, or 0..8 when subnormal
+  // Adding the steps to the code of the binade carries into the exponent by itself.
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + steps));
+}
+
 // FP4 E2M1 code (low 4 bits) -> float: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and the negatives (8 is -0).
 inline float E2m1ToFloat(uint8_t code) {
   constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
   const float magnitude = kMagnitude[code & 7];
   return (code & 8) ? -magnitude : magnitude;
+}
+
+// float -> FP4 E2M1 code, round to nearest, ties to the even code, saturating at +-6. NaN becomes 7. -0 keeps its sign.
+inline uint8_t FloatToE2m1(float value) {
+  const uint8_t sign = std::signbit(value) ? 8 : 0;
+  const float a = std::fabs(value);
+  // Midpoints between neighbours; a tie belongs to the even code, so every other comparison is strict.
+  if (a <= 0.25f) return sign;
+  if (a < 0.75f) return sign | 1;
+  if (a <= 1.25f) return sign | 2;
+  if (a < 1.75f) return sign | 3;
+  if (a <= 2.5f) return sign | 4;
+  if (a < 3.5f) return sign | 5;
+  if (a <= 5.0f) return sign | 6;
+  return sign | 7;
 }
 
 // FP6 E2M3 code (low 6 bits, bias 1) -> float; the largest magnitude is 7.5.

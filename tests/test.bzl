@@ -17,6 +17,7 @@ def moed_test(name, srcs, deps = [], data = [], tags = [], size = "medium", **kw
         srcs = srcs,
         data = data,
         size = size,
+        linkstatic = True,  # one file that can be copied to another machine and run there
         tags = tags,
         deps = deps + ["//tests/support:main"],
         **kwargs

@@ -4,9 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/activation_quant.h"
+#include "kernels/cpu/call_plan.h"
+#include "kernels/cpu/canonical_layer.h"
+#include "kernels/cpu/cpu_moe.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/packed_layer.h"
-#include "kernels/cpu/packed_moe.h"
 
 namespace moed::cpu {
 namespace {
@@ -17,29 +20,8 @@ struct Variant {
   const char* description;
   IsaFlags needs;
   const KernelTable& (*kernels)();
+  bool every_scheme;  // schemes without a packed layout run on decoded canonical weights
 };
-
-// Everything a projection's weights can get wrong for the packed layout, in words with the projection named.
-void CheckWeights(const char* projection, const LinearScheme& linear, std::vector<Reason>* reasons) {
-  const WeightScheme& weights = linear.weights;
-  const auto no = [&](const std::string& text) {
-    reasons->push_back({"scheme_unsupported", absl::StrCat(projection, ": ", text)});
-  };
-  if (linear.input.mode != ActivationMode::kNone) {
-    no(absl::StrCat("quantized activations (", ElementName(linear.input.element), ") are not executed by this backend"));
-  }
-  if (IsUnquantized(weights.element)) return;
-  if (weights.element != ElementType::kInt4) {
-    no(absl::StrCat("weights are ", ElementName(weights.element), ", this backend has int4, bf16, f16 and f32"));
-    return;
-  }
-  if (weights.zero_points) no("int4 with zero points; this backend has symmetric int4 only");
-  if (weights.act_order) no("act-order (scattered groups) is not executed by this backend");
-  if (weights.global_scale != GlobalScale::kNone) no("a second, global scale is not executed by this backend");
-  if (weights.scale != ScaleType::kF16 && weights.scale != ScaleType::kBf16 && weights.scale != ScaleType::kF32) {
-    no(absl::StrCat("scales are ", ScaleName(weights.scale), ", this backend has f16, bf16 and f32"));
-  }
-}
 
 class CpuBackend : public Backend {
  public:
@@ -57,34 +39,45 @@ class CpuBackend : public Backend {
     if (!missing.empty()) {
       verdict.reasons.push_back({"isa_missing", absl::StrCat("the processor lacks ", absl::StrJoin(missing, ", "))});
     }
-    CheckWeights("gate", desc.scheme.gate, &verdict.reasons);
-    CheckWeights("up", desc.scheme.up, &verdict.reasons);
-    CheckWeights("down", desc.scheme.down, &verdict.reasons);
-    if (!(desc.scheme.gate == desc.scheme.up)) {
-      verdict.reasons.push_back({"scheme_unsupported", absl::StrCat("gate (", Describe(desc.scheme.gate.weights), ") and up (",
-                                                                    Describe(desc.scheme.up.weights), ") differ")});
+    if (variant_.every_scheme) {
+      CheckActivations(desc.scheme, &verdict.reasons);
+    } else {
+      HasPackedLayout(desc.scheme, &verdict.reasons);
     }
     if (verdict.ok()) CheckMemory(desc, device, &verdict);
     return verdict;
   }
 
   size_t PreparedBytes(const MoeDesc& desc) const override {
-    return static_cast<size_t>(MakeShape(desc).expert_bytes) * desc.num_experts;
+    return Packs(desc) ? PackedLayer::BytesOf(desc) : CanonicalLayer::BytesOf(desc);
   }
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
-    return PackedWorkspaceBytes(desc, desc.max_tokens, desc.top_k);
+    const LayerShape shape = Packs(desc) ? PackedLayer::ShapeOf(desc) : CanonicalLayer::ShapeOf(desc);
+    return CallPlan(desc, shape, desc.max_tokens, desc.top_k).bytes();
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
                                                        WorkerPool& pool) const override {
-    absl::StatusOr<std::unique_ptr<PackedLayer>> layer = PackedLayer::Make(desc, reader, pool);
-    if (!layer.ok()) return layer.status();
-    return MakePackedMoe(desc, variant_.kernels(), std::move(*layer));
+    absl::StatusOr<std::unique_ptr<LayerStore>> store =
+        Packs(desc) ? PackedLayer::Make(desc, reader, pool) : CanonicalLayer::Make(desc, reader, pool);
+    if (!store.ok()) return store.status();
+    return MakeCpuMoe(desc, variant_.kernels(), *std::move(store));
   }
 
  private:
-  // The sizes are only computed for schemes that the layout knows.
+  static bool Packs(const MoeDesc& desc) { return HasPackedLayout(desc.scheme, nullptr); }
+
+  static void CheckActivations(const QuantScheme& scheme, std::vector<Reason>* reasons) {
+    const std::pair<const char*, const ActivationScheme*> inputs[] = {
+        {"gate", &scheme.gate.input}, {"up", &scheme.up.input}, {"down", &scheme.down.input}};
+    for (const auto& [projection, input] : inputs) {
+      if (CanQuantize(*input)) continue;
+      reasons->push_back({"scheme_unsupported", absl::StrCat(projection, ": activations quantized as ", ElementName(input->element),
+                                                             " with ", ScaleName(input->scale), " scales: no such rule")});
+    }
+  }
+
   void CheckMemory(const MoeDesc& desc, const DeviceInfo& device, Verdict* verdict) const {
     const size_t bytes = PreparedBytes(desc);
     if (device.memory_bytes == 0 || bytes <= device.memory_bytes) return;
@@ -111,11 +104,11 @@ IsaFlags Avx512Flags() {
 
 std::vector<const Backend*> CpuBackends() {
   static const CpuBackend* const avx512 = new CpuBackend(
-      {"cpu_avx512", "int4 and 16-bit weights, float32 FMA, 512-bit vectors", Avx512Flags(), Avx512Kernels});
-  static const CpuBackend* const avx2 =
-      new CpuBackend({"cpu_avx2", "int4 and 16-bit weights, float32 FMA, 256-bit vectors", Avx2Flags(), Avx2Kernels});
+      {"cpu_avx512", "int4 and 16-bit weights, float32 FMA, 512-bit vectors", Avx512Flags(), Avx512Kernels, false});
+  static const CpuBackend* const avx2 = new CpuBackend(
+      {"cpu_avx2", "int4 and 16-bit weights, float32 FMA, 256-bit vectors", Avx2Flags(), Avx2Kernels, false});
   static const CpuBackend* const generic =
-      new CpuBackend({"cpu_generic", "int4 and 16-bit weights, portable code for any processor", IsaFlags(), PortableKernels});
+      new CpuBackend({"cpu_generic", "every scheme, portable code for any processor", IsaFlags(), PortableKernels, true});
   return {avx512, avx2, generic};
 }
 

@@ -11,42 +11,75 @@ namespace {
 
 int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// out[padded] = bias, then zeros; all zeros when there is none.
-void CopyBias(const std::vector<float>& bias, int64_t padded, float* out) {
-  std::fill(out, out + padded, 0.0f);
-  std::copy(bias.begin(), bias.end(), out);
+int64_t ExpertBytes(const LayerShape& shape) {
+  const int64_t panels = shape.gate_up_pairs * 2 * shape.gate_up.format.panel_bytes + shape.down_pairs * 2 * shape.down.format.panel_bytes;
+  const int64_t biases = (2 * shape.intermediate_stride() + shape.hidden_stride()) * static_cast<int64_t>(sizeof(float));
+  return CeilDivide(panels + biases, 64) * 64;
 }
 
-// What a reader hands over must be what the description promised: the packer indexes by it.
-absl::Status CheckShape(const char* projection, int expert, const LinearWeights& weights, const WeightScheme& scheme, int64_t rows,
-                        int64_t cols, bool bias) {
-  if (weights.rows == rows && weights.cols == cols && weights.scheme == scheme &&
-      static_cast<int64_t>(weights.bias.size()) == (bias ? rows : 0)) {
-    return absl::OkStatus();
+// out[padded] = bias, then zeros; all zeros when there is none. Returns the end.
+float* CopyBias(const std::vector<float>& bias, int64_t padded, float* out) {
+  std::fill(std::copy(bias.begin(), bias.end(), out), out + padded, 0.0f);
+  return out + padded;
+}
+
+// What one projection's scheme lacks for the packed layout, in words with the projection named.
+void CheckProjection(const char* projection, const LinearScheme& linear, std::vector<Reason>* why) {
+  const WeightScheme& weights = linear.weights;
+  const auto no = [&](const std::string& text) { why->push_back({"scheme_unsupported", absl::StrCat(projection, ": ", text)}); };
+  if (linear.input.mode != ActivationMode::kNone) {
+    no(absl::StrCat("quantized activations (", ElementName(linear.input.element), ") are not executed by this backend"));
   }
-  return absl::InternalError(absl::StrCat("expert ", expert, " ", projection, ": read [", weights.rows, ", ", weights.cols, "] ",
-                                          Describe(weights.scheme), ", want [", rows, ", ", cols, "] ", Describe(scheme)));
+  if (IsUnquantized(weights.element)) return;
+  if (weights.element != ElementType::kInt4) {
+    no(absl::StrCat("weights are ", ElementName(weights.element), ", this backend has int4, bf16, f16 and f32"));
+    return;
+  }
+  if (weights.zero_points) no("int4 with zero points; this backend has symmetric int4 only");
+  if (weights.act_order) no("act-order (scattered groups) is not executed by this backend");
+  if (weights.global_scale != GlobalScale::kNone) no("a second, global scale is not executed by this backend");
+  if (weights.scale != ScaleType::kF16 && weights.scale != ScaleType::kBf16 && weights.scale != ScaleType::kF32) {
+    no(absl::StrCat("scales are ", ScaleName(weights.scale), ", this backend has f16, bf16 and f32"));
+  }
 }
 
 }  // namespace
 
-LayerShape MakeShape(const MoeDesc& desc) {
+bool HasPackedLayout(const QuantScheme& scheme, std::vector<Reason>* why) {
+  std::vector<Reason> reasons;
+  CheckProjection("gate", scheme.gate, &reasons);
+  CheckProjection("up", scheme.up, &reasons);
+  CheckProjection("down", scheme.down, &reasons);
+  if (!(scheme.gate == scheme.up)) {
+    reasons.push_back({"scheme_unsupported", absl::StrCat("gate (", Describe(scheme.gate.weights), ") and up (",
+                                                          Describe(scheme.up.weights), ") differ")});
+  }
+  if (why != nullptr) why->insert(why->end(), reasons.begin(), reasons.end());
+  return reasons.empty();
+}
+
+LayerShape PackedLayer::ShapeOf(const MoeDesc& desc) {
   LayerShape shape;
   shape.gate_up = MakeLayout(desc.scheme.gate.weights, desc.hidden);
   shape.down = MakeLayout(desc.scheme.down.weights, desc.intermediate);
   shape.gate_up_pairs = CeilDivide(desc.intermediate, kPanelWidth);
   shape.down_pairs = CeilDivide(desc.hidden, kPairWidth);
-  shape.gate_up_bytes = shape.gate_up_pairs * 2 * shape.gate_up.format.panel_bytes;
-  shape.down_bytes = shape.down_pairs * 2 * shape.down.format.panel_bytes;
-  const int64_t bias_bytes = (2 * shape.intermediate_stride() + shape.hidden_stride()) * static_cast<int64_t>(sizeof(float));
-  shape.expert_bytes = CeilDivide(shape.gate_up_bytes + shape.down_bytes + bias_bytes, 64) * 64;
   return shape;
 }
 
-absl::StatusOr<std::unique_ptr<PackedLayer>> PackedLayer::Make(const MoeDesc& desc, const ExpertReader& reader,
-                                                               WorkerPool& pool) {
-  std::unique_ptr<PackedLayer> layer(new PackedLayer(MakeShape(desc)));
-  const size_t bytes = static_cast<size_t>(layer->shape_.expert_bytes) * desc.num_experts;
+size_t PackedLayer::BytesOf(const MoeDesc& desc) {
+  return static_cast<size_t>(ExpertBytes(ShapeOf(desc))) * static_cast<size_t>(desc.num_experts);
+}
+
+PackedLayer::PackedLayer(const MoeDesc& desc) : LayerStore(ShapeOf(desc)) {
+  gate_up_bytes_ = shape_.gate_up_pairs * 2 * shape_.gate_up.format.panel_bytes;
+  down_bytes_ = shape_.down_pairs * 2 * shape_.down.format.panel_bytes;
+  expert_bytes_ = ExpertBytes(shape_);
+}
+
+absl::StatusOr<std::unique_ptr<LayerStore>> PackedLayer::Make(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool) {
+  std::unique_ptr<PackedLayer> layer(new PackedLayer(desc));
+  const size_t bytes = BytesOf(desc);
   if (!layer->buffer_.Allocate(bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of packed experts"));
   }
@@ -54,19 +87,14 @@ absl::StatusOr<std::unique_ptr<PackedLayer>> PackedLayer::Make(const MoeDesc& de
     return layer->PackExpert(desc, expert, weights);
   });
   if (!status.ok()) return status;
-  return layer;
+  return std::unique_ptr<LayerStore>(std::move(layer));
 }
 
 absl::Status PackedLayer::PackExpert(const MoeDesc& desc, int expert, const ExpertWeights& weights) {
-  const QuantScheme& scheme = desc.scheme;
-  for (const absl::Status& status :
-       {CheckShape("gate", expert, weights.gate, scheme.gate.weights, desc.intermediate, desc.hidden, desc.biases),
-        CheckShape("up", expert, weights.up, scheme.up.weights, desc.intermediate, desc.hidden, desc.biases),
-        CheckShape("down", expert, weights.down, scheme.down.weights, desc.hidden, desc.intermediate, desc.biases)}) {
-    if (!status.ok()) return status;
-  }
-  uint8_t* base = buffer_.data() + expert * shape_.expert_bytes;
-  uint8_t* out = base;
+  absl::Status status = CheckExpert(desc, expert, weights);
+  if (!status.ok()) return status;
+  uint8_t* const begin = buffer_.data() + expert * expert_bytes_;
+  uint8_t* out = begin;
   for (int64_t pair = 0; pair < shape_.gate_up_pairs; ++pair) {
     PackPanel(shape_.gate_up, weights.gate, pair, out);
     PackPanel(shape_.gate_up, weights.up, pair, out + shape_.gate_up.format.panel_bytes);
@@ -77,11 +105,10 @@ absl::Status PackedLayer::PackExpert(const MoeDesc& desc, int expert, const Expe
     out += shape_.down.format.panel_bytes;
   }
   float* biases = reinterpret_cast<float*>(out);
-  CopyBias(weights.gate.bias, shape_.intermediate_stride(), biases);
-  CopyBias(weights.up.bias, shape_.intermediate_stride(), biases + shape_.intermediate_stride());
-  CopyBias(weights.down.bias, shape_.hidden_stride(), biases + 2 * shape_.intermediate_stride());
-  const uint8_t* end = reinterpret_cast<uint8_t*>(biases + 2 * shape_.intermediate_stride() + shape_.hidden_stride());
-  std::memset(base + (end - base), 0, static_cast<size_t>(shape_.expert_bytes - (end - base)));
+  biases = CopyBias(weights.gate.bias, shape_.intermediate_stride(), biases);
+  biases = CopyBias(weights.up.bias, shape_.intermediate_stride(), biases);
+  biases = CopyBias(weights.down.bias, shape_.hidden_stride(), biases);
+  std::fill(reinterpret_cast<uint8_t*>(biases), begin + expert_bytes_, uint8_t{0});
   return absl::OkStatus();
 }
 

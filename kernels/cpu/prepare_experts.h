@@ -7,9 +7,16 @@
 
 #include "absl/status/status.h"
 #include "kernels/expert_weights.h"
+#include "kernels/moe_kernel.h"
 #include "kernels/worker_pool.h"
 
 namespace moed::cpu {
+
+// INTERNAL unless `weights` are what `desc` promises (shapes, schemes, biases): packers and decoders index by the promise.
+absl::Status CheckExpert(const MoeDesc& desc, int expert, const ExpertWeights& weights);
+
+// Bytes of one expert in canonical form, scales, zero points, group indices and biases included.
+size_t CanonicalExpertBytes(const MoeDesc& desc);
 
 // Calls take(expert, weights) -> absl::Status once for each expert in [0, experts), from the pool's threads, after reading
 // it; `weights` may be moved from. Stops handing out work after the first error and returns that error.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/activation.h"
+#include "kernels/activation_quant.h"
 #include "kernels/convert.h"
 #include "kernels/cpu/prepare_experts.h"
 #include "kernels/cpu/token_sort.h"
@@ -16,40 +17,66 @@ namespace {
 // Rows computed at once: bounds the scratch of doubles whatever M is.
 constexpr int64_t kChunk = 64;
 
-size_t CanonicalBytes(const WeightScheme& scheme, int64_t rows, int64_t cols, bool bias) {
-  const int64_t row_bytes = (cols * ElementBits(scheme.element) + 7) / 8;
-  const int64_t groups =
-      IsUnquantized(scheme.element) ? 0 : GroupCount(rows, scheme.group.rows) * GroupCount(cols, scheme.group.cols);
-  int64_t bytes = rows * row_bytes + groups * (ScaleBytes(scheme.scale) + (scheme.zero_points ? 1 : 0));
-  if (scheme.act_order) bytes += cols * 4;
-  if (bias) bytes += rows * 4;
-  return static_cast<size_t>(bytes);
+using Rows = std::vector<std::vector<double>>;
+
+double Dot(const std::vector<float>& w, const std::vector<double>& v) {
+  double sum = 0.0;
+  for (size_t k = 0; k < w.size(); ++k) sum += static_cast<double>(w[k]) * v[k];
+  return sum;
 }
 
-// One expert on its rows: x [rows][hidden] -> y [rows][hidden], all in double.
-void RunExpert(const MoeDesc& desc, const ExpertWeights& expert, const std::vector<std::vector<double>>& x,
-               std::vector<std::vector<double>>* y) {
-  const auto dot = [](const std::vector<float>& w, const std::vector<double>& v) {
-    double sum = 0.0;
-    for (size_t k = 0; k < w.size(); ++k) sum += static_cast<double>(w[k]) * v[k];
-    return sum;
-  };
-  std::vector<float> gate(desc.hidden), up(desc.hidden), down(desc.intermediate);
-  std::vector<std::vector<double>> h(x.size(), std::vector<double>(desc.intermediate));
+// The rows as the projection sees them: rounded to float32 and quantized by its scheme, or as they are. `absmax` is that of
+// all rows of the request, for schemes whose scale spans them.
+Rows QuantizedInput(const LinearScheme& scheme, const LinearWeights& weights, float absmax, const Rows& rows) {
+  if (scheme.input.mode == ActivationMode::kNone) return rows;
+  Rows quantized;
+  for (const std::vector<double>& row : rows) {
+    std::vector<float> values(row.begin(), row.end());
+    QuantizeRow(scheme.input, weights.input_scale, absmax, values.data(), static_cast<int64_t>(values.size()));
+    quantized.emplace_back(values.begin(), values.end());
+  }
+  return quantized;
+}
+
+// h [rows][intermediate] of one expert for its rows x [rows][hidden].
+void GateUp(const MoeDesc& desc, const ExpertWeights& expert, float absmax, const Rows& x, std::vector<double>* h) {
+  const Rows gate_x = QuantizedInput(desc.scheme.gate, expert.gate, absmax, x);
+  const Rows up_x = QuantizedInput(desc.scheme.up, expert.up, absmax, x);
+  std::vector<float> gate(desc.hidden), up(desc.hidden);
   for (int64_t n = 0; n < desc.intermediate; ++n) {
     DequantizeRow(expert.gate, n, gate.data());
     DequantizeRow(expert.up, n, up.data());
     const double gate_bias = desc.biases ? expert.gate.bias[n] : 0.0;
     const double up_bias = desc.biases ? expert.up.bias[n] : 0.0;
     for (size_t r = 0; r < x.size(); ++r) {
-      h[r][n] = Activate<double>(desc.activation, dot(gate, x[r]) + gate_bias, dot(up, x[r]) + up_bias);
+      h[r].resize(desc.intermediate);
+      h[r][n] = Activate<double>(desc.activation, Dot(gate, gate_x[r]) + gate_bias, Dot(up, up_x[r]) + up_bias);
     }
   }
+}
+
+// y [rows][hidden] of one expert.
+void Down(const MoeDesc& desc, const ExpertWeights& expert, float absmax, const Rows& h, std::vector<double>* y) {
+  const Rows down_h = QuantizedInput(desc.scheme.down, expert.down, absmax, h);
+  std::vector<float> down(desc.intermediate);
   for (int64_t n = 0; n < desc.hidden; ++n) {
     DequantizeRow(expert.down, n, down.data());
     const double bias = desc.biases ? expert.down.bias[n] : 0.0;
-    for (size_t r = 0; r < x.size(); ++r) (*y)[r][n] = dot(down, h[r]) + bias;
+    for (size_t r = 0; r < h.size(); ++r) {
+      y[r].resize(desc.hidden);
+      y[r][n] = Dot(down, down_h[r]) + bias;
+    }
   }
+}
+
+float AbsMaxOf(const Rows& rows) {
+  float largest = 0.0f;
+  for (const std::vector<double>& row : rows) {
+    const std::vector<float> values(row.begin(), row.end());
+    const float value = AbsMax(values.data(), static_cast<int64_t>(values.size()));
+    if (!(value <= largest)) largest = value;
+  }
+  return largest;
 }
 
 class PreparedReference : public PreparedMoe {
@@ -59,8 +86,10 @@ class PreparedReference : public PreparedMoe {
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override {
     absl::Status valid = ValidateBatch(desc_, batch, out);
     if (!valid.ok()) return valid;
-    for (int64_t first = 0; first < batch.x.rows; first += kChunk) {
-      const int64_t rows = std::min(kChunk, batch.x.rows - first);
+    const bool spans = SpansRows(desc_.scheme.gate.input) || SpansRows(desc_.scheme.up.input) || SpansRows(desc_.scheme.down.input);
+    const int64_t step = spans ? std::max<int64_t>(batch.x.rows, 1) : kChunk;
+    for (int64_t first = 0; first < batch.x.rows; first += step) {
+      const int64_t rows = std::min(step, batch.x.rows - first);
       MoeBatch chunk = batch;
       chunk.x = batch.x.slice(first, rows);
       chunk.ids = batch.ids.subspan(first * batch.top_k, rows * batch.top_k);
@@ -78,16 +107,23 @@ class PreparedReference : public PreparedMoe {
   void RunChunk(const MoeBatch& batch, MutableTensorView out, WorkerPool& pool) const {
     SortedSlots sorted;
     SortSlots(batch.ids, desc_.num_experts, &sorted);
-    std::vector<std::vector<double>> y(sorted.slots.size());
-    pool.ParallelFor(desc_.num_experts, [&](int64_t e, int) {
-      const int32_t begin = sorted.begin[e], end = sorted.begin[e + 1];
-      if (begin == end) return;
-      std::vector<std::vector<double>> x, result(end - begin, std::vector<double>(desc_.hidden));
-      for (int32_t at = begin; at < end; ++at) x.push_back(InputRow(batch, sorted.slots[at]));
-      RunExpert(desc_, experts_[e], x, &result);
-      for (int32_t at = begin; at < end; ++at) y[at] = std::move(result[at - begin]);
+    Rows x, h(sorted.slots.size()), y(sorted.slots.size());
+    for (int32_t slot : sorted.slots) x.push_back(InputRow(batch, slot));
+    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(x)](int64_t e, int32_t begin, int32_t end) {
+      GateUp(desc_, experts_[e], absmax, Rows(x.begin() + begin, x.begin() + end), &h[begin]);
+    });
+    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(h)](int64_t e, int32_t begin, int32_t end) {
+      Down(desc_, experts_[e], absmax, Rows(h.begin() + begin, h.begin() + end), &y[begin]);
     });
     pool.ParallelFor(batch.x.rows, [&](int64_t row, int) { CombineRow(batch, sorted, y, row, out); });
+  }
+
+  // body(expert, begin, end) for every expert that has rows.
+  template <typename Body>
+  void ForExperts(const SortedSlots& sorted, WorkerPool& pool, const Body& body) const {
+    pool.ParallelFor(desc_.num_experts, [&](int64_t e, int) {
+      if (sorted.begin[e] != sorted.begin[e + 1]) body(e, sorted.begin[e], sorted.begin[e + 1]);
+    });
   }
 
   std::vector<double> InputRow(const MoeBatch& batch, int32_t slot) const {
@@ -100,8 +136,7 @@ class PreparedReference : public PreparedMoe {
     return x;
   }
 
-  void CombineRow(const MoeBatch& batch, const SortedSlots& sorted, const std::vector<std::vector<double>>& y, int64_t row,
-                  MutableTensorView out) const {
+  void CombineRow(const MoeBatch& batch, const SortedSlots& sorted, const Rows& y, int64_t row, MutableTensorView out) const {
     std::vector<double> sum(desc_.hidden, 0.0);
     for (int j = 0; j < batch.top_k; ++j) {
       const int64_t slot = row * batch.top_k + j;
@@ -126,20 +161,16 @@ class Reference : public Backend {
   Verdict Check(const MoeDesc& desc, const DeviceInfo&) const override {
     Verdict verdict;
     for (const LinearScheme* linear : {&desc.scheme.gate, &desc.scheme.up, &desc.scheme.down}) {
-      if (linear->input.mode == ActivationMode::kNone) continue;
-      verdict.reasons.push_back({"scheme_unsupported", absl::StrCat("quantized activations (", ElementName(linear->input.element),
-                                                                    ") are not executed by this backend")});
+      if (CanQuantize(linear->input)) continue;
+      verdict.reasons.push_back({"scheme_unsupported", absl::StrCat("activations quantized as ", ElementName(linear->input.element),
+                                                                    ", ", ScaleName(linear->input.scale), " scales: no such rule")});
       break;
     }
     return verdict;
   }
 
   size_t PreparedBytes(const MoeDesc& desc) const override {
-    const QuantScheme& scheme = desc.scheme;
-    const size_t expert = CanonicalBytes(scheme.gate.weights, desc.intermediate, desc.hidden, desc.biases) +
-                          CanonicalBytes(scheme.up.weights, desc.intermediate, desc.hidden, desc.biases) +
-                          CanonicalBytes(scheme.down.weights, desc.hidden, desc.intermediate, desc.biases);
-    return expert * static_cast<size_t>(desc.num_experts);
+    return CanonicalExpertBytes(desc) * static_cast<size_t>(desc.num_experts);
   }
 
   size_t WorkspaceBytes(const MoeDesc&) const override { return 0; }
@@ -148,8 +179,9 @@ class Reference : public Backend {
                                                        WorkerPool& pool) const override {
     std::vector<ExpertWeights> experts(desc.num_experts);
     absl::Status status = ForEachExpert(desc.num_experts, reader, pool, [&](int expert, ExpertWeights& weights) {
-      experts[expert] = std::move(weights);
-      return absl::OkStatus();
+      absl::Status valid = CheckExpert(desc, expert, weights);
+      if (valid.ok()) experts[expert] = std::move(weights);
+      return valid;
     });
     if (!status.ok()) return status;
     return std::make_unique<PreparedReference>(desc, std::move(experts));

@@ -305,10 +305,20 @@ TEST_CASE("Verdicts name every reason with its numbers") {
   DeviceInfo old;  // no instruction-set extension at all
   for (const Backend* backend : cpu::CpuBackends()) {
     const Verdict verdict = backend->Check(desc, old);
-    const bool portable = backend->Name() == "cpu_generic";
-    CHECK(verdict.reasons.size() == (portable ? 3u : 4u));  // zero points, gate against up, fp8, and the missing flags
-    if (!portable) CHECK(verdict.reasons[0].code == "isa_missing");
+    if (backend->Name() == "cpu_generic") {
+      CHECK(verdict.ok());  // it runs every scheme
+      continue;
+    }
+    REQUIRE(verdict.reasons.size() == 4);  // the missing flags, zero points, fp8, gate against up
+    CHECK(verdict.reasons[0].code == "isa_missing");
+    CHECK(verdict.reasons[1].text.find("zero points") != std::string::npos);
+    CHECK(verdict.reasons[2].text.find("fp8") != std::string::npos);
+    CHECK(verdict.reasons[3].text.find("differ") != std::string::npos);
   }
+  desc.scheme.down.input.mode = ActivationMode::kDynamic;
+  desc.scheme.down.input.element = ElementType::kFp6E2m3;
+  CHECK(cpu::CpuBackends().back()->Check(desc, old).reasons.size() == 1);
+  CHECK(cpu::ReferenceBackend().Check(desc, old).reasons.size() == 1);
   MoeDesc large = testing::MakeDesc(1000, 2, 4096, 4096, testing::Int4Scheme(32, ScaleType::kF16));
   DeviceInfo small;
   small.memory_bytes = 1 << 20;

@@ -30,15 +30,57 @@ void FillPlain(LinearWeights* w, Random& random) {
   }
 }
 
-void FillInt4(LinearWeights* w, Random& random) {
+// The typical magnitude of a random code of `element`, zero point subtracted.
+float TypicalCode(ElementType element) {
+  switch (element) {
+    case ElementType::kInt4: return 4.6f;
+    case ElementType::kInt8: return 74.0f;
+    case ElementType::kFp8E4m3: return 120.0f;
+    case ElementType::kFp4E2m1: return 2.9f;
+    case ElementType::kFp6E2m3: return 3.5f;
+    default: return 10.0f;
+  }
+}
+
+// One stored scale of about `value`, rounded to what the type holds.
+void AppendAnyScale(ScaleType type, float value, std::vector<uint8_t>* out) {
+  if (type == ScaleType::kE8m0) {
+    out->push_back(static_cast<uint8_t>(127 + std::lround(std::log2(value))));
+  } else if (type == ScaleType::kE4m3) {
+    out->push_back(FloatToE4m3(value));
+  } else {
+    AppendScale(type, value, out);
+  }
+}
+
+void FillCodes(LinearWeights* w, Random& random) {
   w->codes.resize(w->rows * w->row_bytes());
-  for (uint8_t& byte : w->codes) byte = static_cast<uint8_t>(random.Next() >> 24);
-  const float base = 0.25f / std::sqrt(static_cast<float>(w->cols));
-  const int64_t groups = GroupCount(w->cols, w->scheme.group.cols);
-  for (int64_t at = 0; at < w->rows * groups; ++at) {
+  for (uint8_t& byte : w->codes) {
+    byte = static_cast<uint8_t>(random.Next() >> 24);
+    if (w->scheme.element == ElementType::kFp8E4m3 && (byte & 0x7F) == 0x7F) byte ^= 1;  // no NaN
+  }
+}
+
+void FillQuantized(LinearWeights* w, Random& random) {
+  FillCodes(w, random);
+  const WeightScheme& scheme = w->scheme;
+  float base = 1.0f / (TypicalCode(scheme.element) * std::sqrt(static_cast<float>(w->cols)));
+  if (scheme.global_scale != GlobalScale::kNone) {
+    // The block scales stay near 1 and the global scale carries the magnitude; it differs from matrix to matrix.
+    const float global = base * (1.0f + 0.5f * random.Uniform());
+    w->global_scale = scheme.global_scale == GlobalScale::kMultiplier ? global : 1.0f / global;
+    base = 1.0f;
+  }
+  const int64_t groups = GroupCount(w->cols, scheme.group.cols);
+  const int64_t count = GroupCount(w->rows, scheme.group.rows) * groups;
+  for (int64_t at = 0; at < count; ++at) {
     // Neighbouring groups never agree: a factor of two for each residue of four, times a random part.
-    const float step = std::ldexp(1.0f, -static_cast<int>(at % groups % 4));
-    AppendScale(w->scheme.scale, base * step * (1.5f + 0.5f * random.Uniform()), &w->scales);
+    const float step = std::ldexp(1.0f, 1 - static_cast<int>(at % groups % 4));
+    AppendAnyScale(scheme.scale, base * step * (1.5f + 0.5f * random.Uniform()), &w->scales);
+    if (scheme.zero_points) w->zero_points.push_back(static_cast<uint8_t>(random.Below(1 << ElementBits(scheme.element))));
+  }
+  for (int64_t k = 0; scheme.act_order && k < w->cols; ++k) {
+    w->group_index.push_back(static_cast<int32_t>(37 * k % w->cols / scheme.group.cols));
   }
 }
 
@@ -47,7 +89,8 @@ LinearWeights MakeLinear(const WeightScheme& scheme, int64_t rows, int64_t cols,
   w.scheme = scheme;
   w.rows = rows;
   w.cols = cols;
-  if (IsUnquantized(scheme.element)) FillPlain(&w, random); else FillInt4(&w, random);
+  if (IsUnquantized(scheme.element)) FillPlain(&w, random); else FillQuantized(&w, random);
+  w.input_scale = 0.02f * (1.5f + 0.5f * random.Uniform());
   for (int64_t n = 0; bias && n < rows; ++n) w.bias.push_back(random.Uniform());
   return w;
 }

@@ -1,0 +1,86 @@
+// moectl: the command-line client of moed. Parses the command line, runs one command, and turns its outcome into the exit
+// code: 0 ok, 1 a check failed, 2 usage or set-up.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "client/moectl.h"
+
+namespace {
+
+constexpr char kVersion[] = "0.1.0";
+
+constexpr char kExamples[] = R"(Examples:
+  moectl status
+  moectl --server unix:/run/moed.sock explain --json
+  moectl smoke --tokens 8
+  moectl forward --layer 0 --input golden.safetensors --hidden 0.x --expect 0.y_block --max-rel 0.01
+  moectl bench --layer 0 --tokens 1,64 --concurrency 4 --seconds 5
+  moectl health && echo ready
+
+Exit code: 0 ok, 1 a check failed, 2 usage or set-up.)";
+
+void AddGlobals(CLI::App& app, moed::client::Globals* globals) {
+  app.add_option("--server", globals->server, "HOST:PORT or unix:PATH")->envname("MOED_SERVER")->capture_default_str();
+  app.add_option("--model", globals->model, "name of the model, where the server has several");
+  app.add_flag("--json", globals->json, "print one JSON document on stdout and nothing else there");
+  app.add_option("--timeout", globals->timeout_s, "deadline of a call in seconds (default 60, smoke 600)")
+      ->check(moed::client::Between(0.001, 86400));
+  app.set_version_flag("--version", std::string("moectl ") + kVersion);
+}
+
+// The error as a text. CLI11 does not say which word it took for a command that it does not know.
+std::string ErrorText(const CLI::App& app, const CLI::ParseError& error) {
+  if (!app.get_subcommands().empty() || error.get_exit_code() != static_cast<int>(CLI::ExitCodes::RequiredError)) {
+    return error.what();
+  }
+  std::string text = "wanted a command:";
+  for (const CLI::App* command : app.get_subcommands(nullptr)) text += " " + command->get_name();
+  const std::vector<std::string> rest = app.remaining();
+  return text + "; got " + (rest.empty() ? "none" : "\"" + rest.front() + "\"");
+}
+
+int RunMain(int argc, char** argv) {
+  CLI::App app("moectl: command-line client of moed, the server of MoE layers", "moectl");
+  app.footer(kExamples);
+  app.require_subcommand(1);
+  moed::client::Globals globals;
+  AddGlobals(app, &globals);
+  moed::client::Run run;
+  moed::client::AddStatus(app, globals, &run);
+  moed::client::AddExplain(app, globals, &run);
+  moed::client::AddHealth(app, globals, &run);
+  moed::client::AddSmoke(app, globals, &run);
+  moed::client::AddForward(app, globals, &run);
+  moed::client::AddBench(app, globals, &run);
+  for (CLI::App* command : app.get_subcommands(nullptr)) {
+    command->fallthrough();
+    command->footer(command->get_footer() +
+                    "\n\nEvery command also takes --server, --model, --json and --timeout: see `moectl --help`.");
+  }
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // --help and --version arrive here too, with code 0.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "moectl: %s\n  `moectl --help` and `moectl COMMAND --help` show usage and examples\n",
+                 ErrorText(app, error).c_str());
+    return moed::client::kExitSetUp;
+  }
+  return run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  moed::client::TuneAllocator();
+  try {
+    return RunMain(argc, argv);
+  } catch (const std::exception& error) {  // out of memory, say
+    std::fprintf(stderr, "moectl: %s\n", error.what());
+    return moed::client::kExitSetUp;
+  }
+}

@@ -1,0 +1,225 @@
+#include "client/messages.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace moed::client {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tensors travel as little-endian bytes without conversion");
+
+moe::v1::DType ToWire(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return moe::v1::DTYPE_F32;
+    case DType::kBf16: return moe::v1::DTYPE_BF16;
+    case DType::kF16: return moe::v1::DTYPE_F16;
+  }
+  return moe::v1::DTYPE_UNSPECIFIED;
+}
+
+// OK when `got` elements are exactly rows x columns.
+absl::Status CheckCount(const char* what, int64_t rows, int64_t columns, size_t got) {
+  if (rows < 0 || columns < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": wanted a shape without negative numbers, got [", rows, ", ", columns, "]"));
+  }
+  const bool overflow = columns > 0 && rows > std::numeric_limits<int64_t>::max() / columns / 8;
+  if (overflow || static_cast<uint64_t>(rows * columns) != got) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": wanted [", rows, ", ", columns, "] elements, got ", got));
+  }
+  return absl::OkStatus();
+}
+
+void SetTensor(moe::v1::DType dtype, int64_t rows, int64_t columns, const void* data, size_t bytes,
+               moe::v1::Tensor* tensor) {
+  tensor->set_dtype(dtype);
+  tensor->add_shape(rows);
+  tensor->add_shape(columns);
+  if (bytes > 0) tensor->set_data(data, bytes);
+}
+
+absl::Status SetHidden(const HiddenView& hidden, moe::v1::Tensor* tensor) {
+  const size_t element = ElementBytes(hidden.dtype);
+  if (hidden.data.size() % element != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("hidden: wanted a multiple of ", element, " bytes (",
+                                                   DTypeName(hidden.dtype), "), got ", hidden.data.size()));
+  }
+  if (absl::Status status = CheckCount("hidden", hidden.rows, hidden.columns, hidden.data.size() / element); !status.ok()) {
+    return status;
+  }
+  SetTensor(ToWire(hidden.dtype), hidden.rows, hidden.columns, hidden.data.data(), hidden.data.size(), tensor);
+  return absl::OkStatus();
+}
+
+absl::Status SetRouting(const ForwardCall& call, moe::v1::ForwardRequest* request) {
+  const int64_t rows = call.hidden.rows;
+  const bool by_ids = call.top_k != 0 || !call.ids.empty() || !call.weights.empty();
+  const bool by_logits = call.num_experts != 0 || !call.router_logits.empty();
+  if (by_ids && by_logits) {
+    return absl::InvalidArgumentError("routing: wanted ids and weights, or router_logits, or neither, got both");
+  }
+  if (by_ids) {
+    if (absl::Status status = CheckCount("ids", rows, call.top_k, call.ids.size()); !status.ok()) return status;
+    if (absl::Status status = CheckCount("weights", rows, call.top_k, call.weights.size()); !status.ok()) return status;
+    SetTensor(moe::v1::DTYPE_I32, rows, call.top_k, call.ids.data(), call.ids.size_bytes(),
+              request->mutable_top_k()->mutable_ids());
+    SetTensor(moe::v1::DTYPE_F32, rows, call.top_k, call.weights.data(), call.weights.size_bytes(),
+              request->mutable_top_k()->mutable_weights());
+  }
+  if (by_logits) {
+    if (absl::Status status = CheckCount("router_logits", rows, call.num_experts, call.router_logits.size()); !status.ok()) {
+      return status;
+    }
+    SetTensor(moe::v1::DTYPE_F32, rows, call.num_experts, call.router_logits.data(), call.router_logits.size_bytes(),
+              request->mutable_router_logits());
+  }
+  return absl::OkStatus();
+}
+
+// OK when `tensor` is [rows, columns] of `dtype` with all its bytes; `columns` < 0: any.
+absl::Status CheckAnswer(const char* what, const moe::v1::Tensor& tensor, moe::v1::DType dtype, int64_t rows,
+                         int64_t columns, size_t element) {
+  const bool shape_ok = tensor.shape_size() == 2 && tensor.shape(0) == rows && tensor.shape(1) >= 0 &&
+                        (columns < 0 || tensor.shape(1) == columns);
+  const bool bytes_ok =
+      shape_ok && (rows == 0 ? tensor.data().empty()
+                             : tensor.data().size() % (rows * element) == 0 &&
+                                   tensor.data().size() / (rows * element) == static_cast<uint64_t>(tensor.shape(1)));
+  if (tensor.dtype() == dtype && bytes_ok) return absl::OkStatus();
+  std::string got;
+  for (int64_t dimension : tensor.shape()) absl::StrAppend(&got, got.empty() ? "[" : ", ", dimension);
+  return absl::InternalError(absl::StrCat("answer's ", what, ": wanted ", moe::v1::DType_Name(dtype), " [", rows, ", ",
+                                          columns < 0 ? std::string("k") : absl::StrCat(columns), "], got ",
+                                          moe::v1::DType_Name(tensor.dtype()), " ", got.empty() ? "[" : got.c_str(), "] in ",
+                                          tensor.data().size(), " bytes"));
+}
+
+template <typename T>
+std::vector<T> Elements(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+
+absl::Status TakeRouting(const moe::v1::TopK& routing, ForwardResult* result) {
+  if (absl::Status status = CheckAnswer("ids", routing.ids(), moe::v1::DTYPE_I32, result->rows, -1, 4); !status.ok()) {
+    return status;
+  }
+  result->top_k = routing.ids().shape(1);
+  absl::Status status = CheckAnswer("weights", routing.weights(), moe::v1::DTYPE_F32, result->rows, result->top_k, 4);
+  if (!status.ok()) return status;
+  result->ids = Elements<int32_t>(routing.ids().data());
+  result->weights = Elements<float>(routing.weights().data());
+  return absl::OkStatus();
+}
+
+LayerState FromWire(moe::v1::LayerState state) {
+  switch (state) {
+    case moe::v1::LAYER_STATE_PLANNED: return LayerState::kPlanned;
+    case moe::v1::LAYER_STATE_LOADING: return LayerState::kLoading;
+    case moe::v1::LAYER_STATE_READY: return LayerState::kReady;
+    case moe::v1::LAYER_STATE_FAILED: return LayerState::kFailed;
+    default: return LayerState::kUnknown;  // a state that a newer server knows
+  }
+}
+
+LayerStatus FromWire(const moe::v1::LayerStatus& layer) {
+  return {.layer = layer.layer(),
+          .state = FromWire(layer.state()),
+          .scheme = layer.scheme(),
+          .executed_scheme = layer.executed_scheme(),
+          .backend = layer.backend(),
+          .note = layer.note(),
+          .bytes = layer.bytes(),
+          .file_bytes = layer.file_bytes()};
+}
+
+LayerExplanation FromWire(const moe::v1::LayerExplanation& layer) {
+  LayerExplanation result{.layer = layer.layer(),
+                          .scheme = layer.scheme(),
+                          .choice = layer.choice(),
+                          .bytes = layer.bytes(),
+                          .workspace_bytes = layer.workspace_bytes(),
+                          .backends = {},
+                          .note = layer.note(),
+                          .shared_scheme = layer.shared_scheme(),
+                          .shared_choice = layer.shared_choice()};
+  for (const auto& backend : layer.backends()) {
+    BackendVerdict& verdict = result.backends.emplace_back();
+    verdict.name = backend.name();
+    verdict.ok = backend.ok();
+    for (const auto& reason : backend.reasons()) verdict.reasons.push_back({reason.code(), reason.text()});
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
+  request->set_model(call.model);
+  request->set_layer(call.layer);
+  if (absl::Status status = SetHidden(call.hidden, request->mutable_hidden()); !status.ok()) return status;
+  if (absl::Status status = SetRouting(call, request); !status.ok()) return status;
+  if (call.output_dtype.has_value()) request->set_output_dtype(ToWire(*call.output_dtype));
+  request->set_routed_only(call.routed_only);
+  request->set_return_routing(call.return_routing);
+  request->set_request_id(call.request_id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response) {
+  ForwardResult result;
+  result.dtype = call.output_dtype.value_or(call.hidden.dtype);
+  result.rows = call.hidden.rows;
+  result.columns = call.hidden.columns;
+  absl::Status status = CheckAnswer("output", response->output(), ToWire(result.dtype), result.rows, result.columns,
+                                    ElementBytes(result.dtype));
+  if (!status.ok()) return status;
+  result.data = std::move(*response->mutable_output()->mutable_data());
+  result.backend = response->backend();
+  result.scheme = response->scheme();
+  result.generation = response->generation();
+  const moe::v1::Timing& timing = response->timing();
+  result.timing = {timing.receive_us(), timing.queue_us(), timing.compute_us(), timing.send_us()};
+  if (call.return_routing) {
+    if (absl::Status routing = TakeRouting(response->routing(), &result); !routing.ok()) return routing;
+  }
+  return result;
+}
+
+ServerStatus FromWire(const moe::v1::StatusResponse& response) {
+  ServerStatus result{.version = response.version(), .models = {}};
+  for (const auto& model : response.models()) {
+    ModelStatus& out = result.models.emplace_back();
+    out.name = model.name();
+    out.path = model.path();
+    out.state = FromWire(model.state());
+    out.error = model.error();
+    out.generation = model.generation();
+    out.hidden = model.hidden();
+    out.num_experts = model.num_experts();
+    out.top_k = model.top_k();
+    for (const auto& layer : model.layers()) out.layers.push_back(FromWire(layer));
+  }
+  return result;
+}
+
+Explanation FromWire(const moe::v1::ExplainResponse& response) {
+  Explanation result{.device = response.device(), .layers = {}, .fits = response.fits()};
+  for (const auto& layer : response.layers()) result.layers.push_back(FromWire(layer));
+  return result;
+}
+
+SelfCheckResult FromWire(const moe::v1::SelfCheckResponse& response) {
+  SelfCheckResult result{.rows = {}, .passed = response.passed()};
+  for (const auto& row : response.rows()) {
+    result.rows.push_back(
+        {row.layer(), row.backend(), row.scheme(), row.tokens(), row.max_rel(), row.bound(), row.passed()});
+  }
+  return result;
+}
+
+}  // namespace moed::client

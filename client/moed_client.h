@@ -1,0 +1,240 @@
+// The C++ client of moed: one MoE layer per call, plain spans in and plain structs out.
+//
+// Threads: every method may be called from any number of threads at once. Calls of one client share one connection; a
+// client per busy thread, each with `own_connection`, gives each thread a connection of its own.
+//
+// Errors are absl::Status with the server's code and text: INVALID_ARGUMENT (shape, dtype, ids; the text has the row and
+// the numbers), NOT_FOUND (model, layer), UNAVAILABLE (no connection, loading or draining), RESOURCE_EXHAUSTED (the server's
+// queue is full, or a message is larger than the limit), DEADLINE_EXCEEDED.
+//
+// Memory: messages of some hundred KiB and more make glibc map and unmap pages at every call, which costs many times more
+// than the transport. A program that sends such messages should call TuneAllocator() once at its start, or use an allocator
+// that keeps freed memory (jemalloc, tcmalloc).
+//
+// Tensors are row-major and little-endian. M is the number of token rows of a call, H the layer's hidden size, E its number
+// of experts, k the slots per token.
+#ifndef MOED_CLIENT_MOED_CLIENT_H_
+#define MOED_CLIENT_MOED_CLIENT_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace moed::client {
+
+// Element type of hidden states and outputs. f32 on the wire means float32 arithmetic on the server; the 16-bit types allow
+// bf16 products there.
+enum class DType { kF32, kBf16, kF16 };
+// Bytes of one element.
+size_t ElementBytes(DType dtype);
+// "f32", "bf16", "f16".
+const char* DTypeName(DType dtype);
+// Elements widened to float, exactly. A rest that is no whole element is ignored.
+std::vector<float> ToFloats(DType dtype, std::span<const uint8_t> bytes);
+// Floats rounded to the nearest element, ties to even; NaN stays NaN, too large a value becomes infinite.
+std::vector<uint8_t> FromFloats(DType dtype, std::span<const float> values);
+
+// Makes glibc keep the memory of large messages instead of returning it to the kernel at each free: larger thresholds for
+// mapping (up to 32 MiB, glibc's limit) and trimming. Process-wide; call it before the first large allocation. No effect
+// with another allocator.
+void TuneAllocator();
+
+struct ClientOptions {
+  // Limit of one message in either direction, in bytes; the server's default is the same.
+  int64_t max_message_bytes = int64_t{256} << 20;
+  // False: all clients of this process that talk to one address share one TCP or UNIX connection.
+  bool own_connection = false;
+};
+
+struct CallOptions {
+  // Deadline of the call, counted from its start; the server drops a request whose deadline has passed. Zero: none.
+  std::chrono::milliseconds timeout{60'000};
+  // True: wait (within the deadline) for a server that cannot be reached yet, instead of UNAVAILABLE at once.
+  bool wait_for_ready = false;
+};
+
+// A tensor of hidden states, [rows, columns]; data is rows x columns x ElementBytes(dtype) bytes and stays the caller's.
+struct HiddenView {
+  DType dtype = DType::kBf16;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  std::span<const uint8_t> data;
+};
+
+// One forward of one layer. At most one of (ids, weights) and logits is given; with neither the server routes by the
+// checkpoint's own gate. Nothing is copied before Forward, so the spans must live until it returns.
+struct ForwardCall {
+  std::string model;  // may be empty when the server has one model
+  int32_t layer = 0;  // as in the checkpoint's tensor names
+  HiddenView hidden;  // [M, H]
+
+  int64_t top_k = 0;               // k, columns of ids and weights
+  std::span<const int32_t> ids;    // [M, k] in [-1, E); -1 is "no expert"
+  std::span<const float> weights;  // [M, k], final: the server neither normalises nor scales them
+
+  int64_t num_experts = 0;               // E, columns of router_logits
+  std::span<const float> router_logits;  // [M, E], after the router's bias, before any correction bias
+
+  std::optional<DType> output_dtype;  // default: that of `hidden`
+  bool routed_only = false;           // leave out the shared expert
+  bool return_routing = false;        // fill ForwardResult::ids and weights
+  std::string request_id;             // at most 128 bytes; appears in the server's log lines
+};
+
+// The server's own durations, in microseconds; comparing them with the caller's time needs no synchronised clocks.
+struct Timing {
+  int64_t receive_us = 0;  // parsing and checking
+  int64_t queue_us = 0;    // waiting for the device
+  int64_t compute_us = 0;  // routing and experts
+  int64_t send_us = 0;     // building the answer
+
+  int64_t total() const { return receive_us + queue_us + compute_us + send_us; }
+};
+
+struct ForwardResult {
+  DType dtype = DType::kBf16;
+  int64_t rows = 0;     // M
+  int64_t columns = 0;  // H
+  std::string data;     // [M, H] elements of `dtype`; a string because the transport hands one over without a copy
+
+  std::string backend;      // that ran the routed experts
+  std::string scheme;       // that it executed
+  uint64_t generation = 0;  // of the weights
+  Timing timing;
+
+  int64_t top_k = 0;           // with return_routing: k
+  std::vector<int32_t> ids;    // [M, k]
+  std::vector<float> weights;  // [M, k]
+
+  // The output widened to float, [M, H].
+  std::vector<float> Floats() const;
+};
+
+// What a watcher may conclude: kPlanned and kLoading: calls get UNAVAILABLE; kReady: a forward succeeds.
+enum class LayerState { kUnknown, kPlanned, kLoading, kReady, kFailed };
+// "unknown", "planned", "loading", "ready", "failed".
+const char* LayerStateName(LayerState state);
+
+struct LayerStatus {
+  int32_t layer = 0;
+  LayerState state = LayerState::kUnknown;
+  std::string scheme;           // what the checkpoint says
+  std::string executed_scheme;  // what runs
+  std::string backend;
+  std::string note;         // why a preferred backend was not taken
+  uint64_t bytes = 0;       // held by the repacked experts, padding included
+  uint64_t file_bytes = 0;  // of the experts' tensors as stored
+};
+
+struct ModelStatus {
+  std::string name;
+  std::string path;
+  LayerState state = LayerState::kUnknown;
+  std::string error;  // when kFailed
+  uint64_t generation = 0;
+  int64_t hidden = 0;       // H
+  int32_t num_experts = 0;  // E
+  int32_t top_k = 0;        // k of the model
+  std::vector<LayerStatus> layers;
+};
+
+struct ServerStatus {
+  std::string version;
+  std::vector<ModelStatus> models;
+};
+
+struct Reason {
+  std::string code;  // stable, machine-readable
+  std::string text;  // with the numbers
+};
+
+struct BackendVerdict {
+  std::string name;
+  bool ok = false;
+  std::vector<Reason> reasons;  // every reason why not
+};
+
+struct LayerExplanation {
+  int32_t layer = 0;
+  std::string scheme;
+  std::string choice;  // empty when no backend fits
+  uint64_t bytes = 0;
+  uint64_t workspace_bytes = 0;
+  std::vector<BackendVerdict> backends;
+  std::string note;
+  std::string shared_scheme;  // of the shared expert; empty when there is none
+  std::string shared_choice;
+};
+
+struct Explanation {
+  std::string device;
+  std::vector<LayerExplanation> layers;
+  bool fits = false;  // every layer has a backend and all of them fit into memory
+};
+
+struct SelfCheckRow {
+  int32_t layer = 0;
+  std::string backend;
+  std::string scheme;
+  int32_t tokens = 0;
+  double max_rel = 0;  // largest relative error of a row against the server's reference
+  double bound = 0;    // of the scheme
+  bool passed = false;
+};
+
+struct SelfCheckResult {
+  std::vector<SelfCheckRow> rows;
+  bool passed = false;
+};
+
+enum class Health { kUnknown, kServing, kNotServing, kServiceUnknown };
+// "UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN".
+const char* HealthName(Health health);
+
+class MoeClient {
+ public:
+  // A client of the server at `address`: HOST:PORT, [IPV6]:PORT or unix:PATH. INVALID_ARGUMENT for another form. The
+  // connection is made by the first call and again after it was lost. HTTP proxies from the environment are not used.
+  static absl::StatusOr<std::unique_ptr<MoeClient>> Connect(const std::string& address, const ClientOptions& options = {});
+  ~MoeClient();
+  MoeClient(const MoeClient&) = delete;
+  MoeClient& operator=(const MoeClient&) = delete;
+
+  // One forward. INVALID_ARGUMENT without a call when spans and shapes contradict each other; INTERNAL when the answer does
+  // not have the shape or the dtype that was asked for.
+  absl::StatusOr<ForwardResult> Forward(const ForwardCall& call, const CallOptions& options = {});
+
+  // State of one model, or of all when `model` is empty.
+  absl::StatusOr<ServerStatus> Status(const std::string& model = "", const CallOptions& options = {});
+
+  // What runs each layer (or one of them) and why not the others.
+  absl::StatusOr<Explanation> Explain(const std::string& model = "", std::optional<int32_t> layer = {},
+                                      const CallOptions& options = {});
+
+  // Random tokens through each layer (or one of them) on the server, compared with its reference. `tokens` rows per layer,
+  // 1 to 64, 0 for the server's default. It reads weights again: allow minutes for a large model.
+  absl::StatusOr<SelfCheckResult> SelfCheck(const std::string& model = "", std::optional<int32_t> layer = {},
+                                            int32_t tokens = 0, uint64_t seed = 0, const CallOptions& options = {});
+
+  // grpc.health.v1 Check of a service: "" is the server, "MODEL" a model, "MODEL/L" a layer. A service that the server does
+  // not have is kServiceUnknown, not an error.
+  absl::StatusOr<Health> CheckHealth(const std::string& service = "", const CallOptions& options = {});
+
+ private:
+  struct Impl;
+  explicit MoeClient(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moed::client
+
+#endif  // MOED_CLIENT_MOED_CLIENT_H_

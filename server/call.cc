@@ -1,0 +1,95 @@
+#include "server/call.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace moed {
+namespace {
+
+constexpr size_t kMaxMessage = 2000;  // bytes; percent-encoding may triple them on the wire
+
+// The call's deadline on the steady clock, which is what the queue and all durations use.
+WorkQueue::TimePoint SteadyDeadline(std::chrono::system_clock::time_point deadline) {
+  const auto left = deadline - std::chrono::system_clock::now();
+  // No deadline is the largest time point; a day is out of reach of any call and of any overflow.
+  if (deadline == std::chrono::system_clock::time_point::max() || left > std::chrono::hours(24)) {
+    return WorkQueue::TimePoint::max();
+  }
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<WorkQueue::Duration>(left);
+}
+
+}  // namespace
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  std::string message(status.message().data(), status.message().size());
+  if (message.size() > kMaxMessage) {
+    message.resize(kMaxMessage);
+    absl::StrAppend(&message, "... (cut)");
+  }
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message);
+}
+
+void OpenCalls::Add() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++count_;
+}
+
+void OpenCalls::Remove() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--count_ == 0) none_.notify_all();
+}
+
+bool OpenCalls::WaitForNone(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return none_.wait_for(lock, limit, [this] { return count_ == 0; });
+}
+
+Call::Call(const char* method, grpc::CallbackServerContext* context, OpenCalls* open)
+    : method_(method), context_(context), open_(open), started_(std::chrono::steady_clock::now()),
+      deadline_(SteadyDeadline(context->deadline())) {
+  open_->Add();
+}
+
+void Call::SetRequestId(const std::string& id) {
+  request_id_ = id;
+  // Free text of a caller must not be able to forge log lines.
+  std::replace_if(request_id_.begin(), request_id_.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
+}
+
+absl::Status Call::CheckDeadline() const {
+  if (deadline_ > std::chrono::steady_clock::now()) return absl::OkStatus();
+  return absl::DeadlineExceededError("the deadline passed before the call was handled");
+}
+
+absl::Status Call::Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQueue::Duration)> run) {
+  WorkQueue::Job job;
+  job.run = std::move(run);
+  job.drop = [this](const absl::Status& why) { Done(why); };
+  job.gone = [context = context_] { return context->IsCancelled(); };
+  job.deadline = deadline_;
+  return queue->Push(std::move(job));
+}
+
+void Call::Done(const absl::Status& status) {
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - started_);
+  const bool our_fault = absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status);
+  const auto level = our_fault ? spdlog::level::err : spdlog::level::debug;
+  if (spdlog::should_log(level)) {
+    spdlog::log(level, "{} {} in {} us, request '{}'", method_, status.ToString().substr(0, kMaxMessage), took.count(),
+                request_id_);
+  }
+  Finish(ToGrpc(status));
+}
+
+void Call::OnDone() {
+  OpenCalls* open = open_;
+  delete this;
+  open->Remove();
+}
+
+}  // namespace moed

@@ -1,0 +1,72 @@
+// One RPC from its arrival to its answer: the wrapper that every handler goes through.
+//
+// A Call is the reactor of its RPC. It owns the conversions that must not differ between methods: the deadline, absl
+// status to gRPC status (the codes are equal), the time taken, and the log line. A handler finishes it exactly once, with
+// Done, from any thread; the object deletes itself when gRPC has sent the answer.
+#ifndef MOED_SERVER_CALL_H_
+#define MOED_SERVER_CALL_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/work_queue.h"
+
+namespace moed {
+
+// gRPC's status for `status`. Long messages are cut, since they travel in trailers, which clients limit to 8 KiB.
+grpc::Status ToGrpc(const absl::Status& status);
+
+// Counts the calls that are not yet answered, so that a drain knows when the last answer was handed over.
+class OpenCalls {
+ public:
+  void Add();
+  void Remove();
+  // Waits until none is open; false when `limit` passed first.
+  bool WaitForNone(std::chrono::milliseconds limit);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int count_ = 0;  // guarded by mutex_
+};
+
+class Call final : public grpc::ServerUnaryReactor {
+ public:
+  // `method` must be a literal.
+  Call(const char* method, grpc::CallbackServerContext* context, OpenCalls* open);
+
+  // Answers the call. The response object, if any, must be complete; `this` may be gone when Done returns.
+  void Done(const absl::Status& status);
+
+  // Names the call in log lines.
+  void SetRequestId(const std::string& id);
+
+  // DEADLINE_EXCEEDED when the deadline passed already.
+  absl::Status CheckDeadline() const;
+
+  // Puts `run` into the queue with this call's deadline and caller. `run` ends with Done and kDone, or returns kAgain; if
+  // the job is dropped the call is answered with the reason. An error means that nothing was queued.
+  absl::Status Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQueue::Duration)> run);
+
+  std::chrono::steady_clock::time_point started() const { return started_; }
+
+ private:
+  void OnDone() override;
+
+  const char* const method_;
+  grpc::CallbackServerContext* const context_;
+  OpenCalls* const open_;
+  const std::chrono::steady_clock::time_point started_;
+  WorkQueue::TimePoint deadline_ = WorkQueue::TimePoint::max();
+  std::string request_id_;
+};
+
+}  // namespace moed
+
+#endif  // MOED_SERVER_CALL_H_

@@ -1,0 +1,291 @@
+// Option values: how each is checked, the table of them all, and the merge of command line and file.
+#include "server/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/option_table.h"
+
+namespace moed {
+namespace {
+
+using Kind = OptionSpec::Kind;
+
+constexpr size_t kMaxUnixPath = 107;  // sockaddr_un::sun_path less its terminating zero
+constexpr size_t kMaxModelName = 128;
+constexpr char kDefaultListen[] = "127.0.0.1:50061";
+
+absl::Status WantedGot(const std::string& wanted, const std::string& got) {
+  return absl::InvalidArgumentError(absl::StrCat("wanted ", wanted, ", got '", got, "'"));
+}
+
+std::string Join(const std::vector<std::string>& parts, const char* separator) {
+  std::string text;
+  for (const std::string& part : parts) absl::StrAppend(&text, text.empty() ? "" : separator, part);
+  return text;
+}
+
+absl::Status OneOf(const std::vector<std::string>& allowed, const std::string& text, std::string* out) {
+  if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
+    return WantedGot(absl::StrCat("one of ", Join(allowed, ", ")), text);
+  }
+  *out = text;
+  return absl::OkStatus();
+}
+
+absl::Status NotEmpty(const std::string& wanted, const std::string& text, std::string* out) {
+  if (text.empty()) return WantedGot(wanted, text);
+  *out = text;
+  return absl::OkStatus();
+}
+
+absl::Status CheckAddress(const std::string& text) {
+  const std::string wanted = "HOST:PORT with a port from 0 to 65535, or unix:PATH";
+  if (text.rfind("unix:", 0) == 0) {
+    const size_t length = text.size() - 5;
+    if (length == 0) return WantedGot(wanted, text);
+    if (length <= kMaxUnixPath) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("wanted a socket path of at most ", kMaxUnixPath, " bytes, got ", length,
+                                                   " bytes: '", text, "'"));
+  }
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return WantedGot(wanted, text);
+  const std::string host = text.substr(0, colon);
+  const bool bracketed = host.front() == '[' && host.back() == ']' && host.size() > 2;
+  const bool plain = host.find_first_of(":/[] ") == std::string::npos;
+  int64_t port = 0;
+  if (!(bracketed || plain) || !ParseInteger(text.substr(colon + 1), 0, 65535, &port).ok()) return WantedGot(wanted, text);
+  return absl::OkStatus();
+}
+
+// The last component of a directory's name, also for "." and "models/tiny/".
+std::string LastComponent(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path full = std::filesystem::absolute(path, error).lexically_normal();
+  if (!full.has_filename()) full = full.parent_path();  // a trailing slash leaves an empty last component
+  return full.filename().string();
+}
+
+absl::Status AddModel(const std::string& text, ServeOptions* options) {
+  ModelOption model;
+  const size_t equals = text.find('=');
+  const bool named = equals != std::string::npos && text.find('/') > equals;  // "/models/a=b" is a path
+  model.path = named ? text.substr(equals + 1) : text;
+  model.name = named ? text.substr(0, equals) : LastComponent(text);
+  if (model.path.empty() || model.name.empty()) return WantedGot("[NAME=]PATH of a checkpoint directory", text);
+  const bool printable = std::all_of(model.name.begin(), model.name.end(), [](unsigned char c) { return c > 32 && c < 127; });
+  if (!printable || model.name.find('/') != std::string::npos || model.name.size() > kMaxModelName) {
+    return WantedGot(absl::StrCat("a model name of 1 to ", kMaxModelName, " printable characters without space and '/'"), model.name);
+  }
+  options->models.push_back(model);
+  return absl::OkStatus();
+}
+
+absl::Status AddListen(const std::string& text, ServeOptions* options) {
+  if (absl::Status status = CheckAddress(text); !status.ok()) return status;
+  options->listen.push_back(text);
+  return absl::OkStatus();
+}
+
+absl::Status SetHealthListen(const std::string& text, ServeOptions* options) {
+  if (absl::Status status = CheckAddress(text); !status.ok()) return status;
+  options->health_listen = text;
+  return absl::OkStatus();
+}
+
+absl::Status SetActivations(const std::string& text, ServeOptions* options) {
+  if (text == "int8") {
+    return absl::UnimplementedError("no linked backend offers int8 activations, wanted file or none, got 'int8'");
+  }
+  return OneOf({"file", "none"}, text, &options->activations);
+}
+
+absl::Status SetThreads(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 0, 1024, &value);
+  options->threads = static_cast<int>(value);
+  return status;
+}
+
+absl::Status SetQueue(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, 1'000'000, &value);
+  options->queue = static_cast<int>(value);
+  return status;
+}
+
+absl::Status SetMemoryLimit(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
+  options->memory_limit = static_cast<uint64_t>(value);
+  return status;
+}
+
+}  // namespace
+
+absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, int64_t* out) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    return WantedGot(absl::StrCat("a whole number from ", low, " to ", high), text);
+  }
+  *out = value;
+  return absl::OkStatus();
+}
+
+absl::Status ParseFeatureMask(const std::string& text, std::vector<std::string>* names) {
+  std::vector<std::string> valid;
+  for (const IsaFlagName& flag : IsaFlagNames()) valid.push_back(absl::StrCat("-", flag.name));
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string item;
+    if (!OneOf(valid, text.substr(begin, end - begin), &item).ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("wanted -FEATURE[,-FEATURE...] with features among ", Join(valid, ", "),
+                                                     ", got '", text.substr(begin, end - begin), "'"));
+    }
+    names->push_back(item.substr(1));
+    begin = end + 1;
+  }
+  return absl::OkStatus();
+}
+
+const std::vector<OptionSpec>& ServeOptionTable() {
+  using Options = ServeOptions;
+  using Text = std::string;
+  static const std::vector<OptionSpec> table = {
+      {"model", Kind::kList, "[NAME=]PATH", "a checkpoint directory to serve; NAME defaults to its last component", AddModel},
+      {"listen", Kind::kList, "ADDR", "HOST:PORT or unix:PATH, port 0 picks one; default 127.0.0.1:50061", AddListen},
+      {"health-listen", Kind::kText, "ADDR", "a second address that answers health checks only", SetHealthListen},
+      {"ready-file", Kind::kText, "FILE", "written when every layer is ready: {\"addresses\":[...],\"pid\":N}",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->ready_file); }},
+      {"policy", Kind::kText, "P", "auto, require:NAME or prefer:NAME, then [,layers:A-B=P][,scheme:ELEMENT=P]; default auto",
+       [](const Text& t, Options* o) { return NotEmpty("a policy", t, &o->policy); }},
+      {"activations", Kind::kText, "A", "file: as the checkpoint says (default); none: weights only", SetActivations},
+      {"threads", Kind::kNumber, "N", "compute threads; default 0: as many as usable processors", SetThreads},
+      {"deterministic", Kind::kSwitch, "", "a row's result never depends on the other rows of a call",
+       [](const Text&, Options* o) { return o->deterministic = true, absl::OkStatus(); }},
+      {"max-tokens", Kind::kNumber, "N", "rows computed at once, larger calls go in chunks; default 8192",
+       [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->max_tokens); }},
+      {"memory-limit", Kind::kNumber, "BYTES", "that weights and workspace may take; default: no limit", SetMemoryLimit},
+      {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing, such as -avx512f,-avx2",
+       [](const Text& t, Options* o) { return ParseFeatureMask(t, &o->masked_features); }},
+      {"queue", Kind::kNumber, "N", "calls that may wait for the device; default 256", SetQueue},
+      {"no-reflection", Kind::kSwitch, "", "do not offer gRPC server reflection",
+       [](const Text&, Options* o) { return o->no_reflection = true, absl::OkStatus(); }},
+      {"log-level", Kind::kText, "L", "trace, debug, info (default), warn, error or off",
+       [](const Text& t, Options* o) { return OneOf({"trace", "debug", "info", "warn", "error", "off"}, t, &o->log_level); }},
+  };
+  return table;
+}
+
+const OptionSpec* FindOption(const std::string& name) {
+  for (const OptionSpec& spec : ServeOptionTable()) {
+    if (name == spec.name) return &spec;
+  }
+  return nullptr;
+}
+
+absl::Status ApplyOption(const OptionSpec& spec, const std::string& source, const std::vector<std::string>& values,
+                         ServeOptions* options) {
+  const auto fail = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(source, ": ", status.message()));
+  };
+  if (spec.kind != Kind::kList) {
+    for (const std::string& value : values) {
+      if (value == values.front()) continue;
+      return fail(WantedGot("one value", absl::StrCat(values.front(), "' and '", value)));
+    }
+    return values.empty() ? absl::OkStatus() : fail(spec.set(values.front(), options));
+  }
+  for (const std::string& value : values) {
+    if (absl::Status status = spec.set(value, options); !status.ok()) return fail(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_command_line,
+                                          const std::vector<GivenOption>& from_file, const std::string& file_name) {
+  ServeOptions options;
+  for (const GivenOption& given : from_command_line) {
+    absl::Status status = ApplyOption(*FindOption(given.name), absl::StrCat("--", given.name), given.values, &options);
+    if (!status.ok()) return status;
+  }
+  for (const GivenOption& given : from_file) {
+    const OptionSpec& spec = *FindOption(given.name);
+    const std::string source = absl::StrCat(file_name, ": ", given.name);
+    const auto same = std::find_if(from_command_line.begin(), from_command_line.end(),
+                                   [&](const GivenOption& other) { return other.name == given.name; });
+    if (same == from_command_line.end()) {
+      if (absl::Status status = ApplyOption(spec, source, given.values, &options); !status.ok()) return status;
+      continue;
+    }
+    // Compared by meaning, not by spelling: each applied to defaults.
+    ServeOptions one, other;
+    if (absl::Status status = ApplyOption(spec, source, given.values, &one); !status.ok()) return status;
+    if (absl::Status status = ApplyOption(spec, source, same->values, &other); !status.ok()) return status;
+    if (one == other) continue;
+    return absl::InvalidArgumentError(absl::StrCat(source, " conflicts with --", given.name, ": wanted one value, got '",
+                                                   Join(given.values, " "), "' in the file and '", Join(same->values, " "),
+                                                   "' on the command line"));
+  }
+  if (options.listen.empty()) options.listen.push_back(kDefaultListen);
+  if (options.models.empty()) {
+    return absl::InvalidArgumentError("--model: wanted at least one [NAME=]PATH of a checkpoint directory, got none");
+  }
+  for (size_t i = 0; i < options.models.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (options.models[i].name != options.models[j].name) continue;
+      return absl::InvalidArgumentError(absl::StrCat("--model: wanted one name per model (NAME=PATH), got '",
+                                                     options.models[i].name, "' for ", options.models[j].path, " and ",
+                                                     options.models[i].path));
+    }
+  }
+  return options;
+}
+
+void MaskFeatures(const std::vector<std::string>& names, IsaFlags* isa) {
+  const auto falls_with = [](const std::string& flag, const std::string& masked) {
+    const bool is_avx512 = flag.rfind("avx512", 0) == 0;
+    if (flag == masked) return true;
+    if (masked == "avx2") return is_avx512 || flag == "avxvnni";
+    if (masked == "avx512f") return is_avx512;
+    return masked == "amx_tile" && flag.rfind("amx_", 0) == 0;
+  };
+  for (const IsaFlagName& flag : IsaFlagNames()) {
+    for (const std::string& masked : names) {
+      if (falls_with(flag.name, masked)) isa->*flag.flag = false;
+    }
+  }
+}
+
+std::string NearestName(const std::string& name, const std::vector<std::string>& candidates) {
+  const auto distance = [](const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j <= b.size(); ++j) {
+        const size_t above = row[j];
+        row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+        diagonal = above;
+      }
+    }
+    return row[b.size()];
+  };
+  const std::string key = name.substr(0, 64);  // no option is longer; bounds the work on absurd input
+  std::string best;
+  size_t best_distance = std::numeric_limits<size_t>::max();
+  for (const std::string& candidate : candidates) {
+    const size_t d = distance(key, candidate);
+    if (d < best_distance) best = candidate, best_distance = d;
+  }
+  return best;
+}
+
+}  // namespace moed

@@ -1,0 +1,100 @@
+// What a run of moed is told to do: plain values, parsed from the command line and from a configuration file.
+//
+// Every option of `serve` is stated once, in one table (options.cc); the table feeds the command line, the help text and
+// the keys of `--config FILE.json`, so the three cannot differ. Nothing is guessed: an unknown name, a value that does
+// not fit and one option with two different values are errors that name the option, what was wanted and what was got.
+// No file but the configuration file is read here; models, devices and policies are looked at later.
+//
+//   auto command = ParseCommandLine({"serve", "--model", "/models/tiny", "--listen", "127.0.0.1:0"});
+//   // command->serve.models[0] == {"tiny", "/models/tiny"}
+#ifndef MOED_SERVER_OPTIONS_H_
+#define MOED_SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device_info.h"
+
+namespace moed {
+
+// A checkpoint to serve. Names are unique within a server and have no '/', since MODEL/L names a layer in health checks.
+struct ModelOption {
+  std::string name;
+  std::string path;
+  bool operator==(const ModelOption&) const = default;
+};
+
+struct ServeOptions {
+  // What is served and where.
+  std::vector<ModelOption> models;
+  std::vector<std::string> listen;  // HOST:PORT or unix:PATH; never empty after parsing (default 127.0.0.1:50061)
+  std::string health_listen;        // empty: health on the main addresses only
+  std::string ready_file;           // empty: none
+  bool no_reflection = false;
+  std::string log_level = "info";   // trace, debug, info, warn, error, off
+
+  // What decides results and backends.
+  std::string policy = "auto";      // the text form of engine/oracle.h; checked when the engine is set up
+  std::string activations = "file"; // file or none
+  bool deterministic = false;
+  std::vector<std::string> masked_features;  // names of IsaFlagNames() that count as missing
+  uint64_t memory_limit = 0;        // bytes; 0: no limit of moed's own
+
+  // What decides speed only.
+  int threads = 0;                  // 0: as many as usable processors
+  int64_t max_tokens = 8192;        // rows computed at once
+  int queue = 256;                  // calls that may wait for the device
+
+  bool operator==(const ServeOptions&) const = default;
+};
+
+struct ExplainOptions {
+  std::string path;
+  std::string device = "this";  // "this", a built-in name, or a JSON file
+  std::string policy = "auto";
+  std::vector<std::string> masked_features;
+  int layer = -1;               // -1: every MoE layer
+  int64_t max_tokens = 8192;
+  bool json = false;
+};
+
+struct DequantizeOptions {
+  std::string path;
+  std::string out;
+  bool bf16 = false;   // else f32
+  bool force = false;  // replace an existing `out`
+};
+
+enum class Command {
+  kPrint,  // print `text` and succeed: --help, --version
+  kServe,
+  kExplain,
+  kCheck,  // uses `serve`
+  kDequantize,
+};
+
+struct CommandLine {
+  Command command = Command::kPrint;
+  std::string text;
+  ServeOptions serve;
+  ExplainOptions explain;
+  DequantizeOptions dequantize;
+};
+
+// Parses the arguments after the program's name, and the configuration file that they name. INVALID_ARGUMENT: the first
+// line of the message is the error, further lines are details. NOT_FOUND: no such configuration file.
+absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments);
+
+// Clears the named flags, and those that do not exist without them (avx512f takes every avx512 flag along, avx2 those and
+// avxvnni, amx_tile the AMX ones), so that the result is a machine that could exist. Names must be valid.
+void MaskFeatures(const std::vector<std::string>& names, IsaFlags* isa);
+
+// The candidate that takes the fewest single-character edits to become `name`. Empty when there is no candidate.
+std::string NearestName(const std::string& name, const std::vector<std::string>& candidates);
+
+}  // namespace moed
+
+#endif  // MOED_SERVER_OPTIONS_H_

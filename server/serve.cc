@@ -1,0 +1,214 @@
+// Threads of the process: main waits for an event and then ends the server; one thread loads the models and opens the
+// server; one thread takes the signals, which are blocked everywhere else; gRPC and the engine have their own.
+#include "server/serve.h"
+
+#include <malloc.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
+#include "server/allocator.h"
+#include "server/server.h"
+#include "server/setup.h"
+#include "server/version.h"
+
+namespace moed {
+namespace {
+
+constexpr int64_t kCheckTokens = 2;  // rows per layer of the check before the server opens
+constexpr uint64_t kCheckSeed = 1;
+constexpr std::chrono::seconds kTick(2);
+
+// What main waits for.
+class Events {
+ public:
+  void RequestStop() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  void LoadEnded(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    loaded_ = true;
+    load_status_ = status;
+    changed_.notify_all();
+  }
+  // Returns when the process should end: OK after a signal, else why the load failed. Calls `tick` every kTick till then.
+  absl::Status WaitForEnd(const std::function<void()>& tick) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!changed_.wait_for(lock, kTick, [this] { return stop_ || (loaded_ && !load_status_.ok()); })) {
+      lock.unlock();
+      tick();
+      lock.lock();
+    }
+    return stop_ ? absl::OkStatus() : load_status_;
+  }
+  bool loaded() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return loaded_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  bool loaded_ = false;
+  absl::Status load_status_;
+};
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// The first signal asks for a drain, the second ends the process.
+void StartSignalThread(const std::shared_ptr<Events>& events) {
+  std::thread([events] {
+    const sigset_t signals = StopSignals();
+    int signal = 0;
+    sigwait(&signals, &signal);
+    spdlog::info("signal {}: draining; a second one ends the process at once", signal);
+    events->RequestStop();
+    sigwait(&signals, &signal);
+    _exit(1);
+  }).detach();
+}
+
+absl::Status CheckModel(const std::string& name, Engine* engine) {
+  absl::StatusOr<std::vector<SelfCheckRow>> rows = engine->SelfCheck(name, -1, kCheckTokens, kCheckSeed);
+  if (!rows.ok()) return rows.status();
+  for (const SelfCheckRow& row : *rows) {
+    if (row.passed) continue;
+    return absl::InternalError(absl::StrFormat(
+        "layer %d: the self-check of %s failed: wanted a relative error of at most %g, got %g", row.layer, row.backend,
+        row.bound, row.max_rel));
+  }
+  return absl::OkStatus();
+}
+
+// Loads and checks one model after the other.
+absl::Status LoadModels(const ServeOptions& options, Engine* engine) {
+  for (const ModelOption& model : options.models) {
+    spdlog::info("model '{}': loading {}", model.name, model.path);
+    absl::Status status = engine->Load(model.name, [&model](int done, int total, int layer) {
+      spdlog::info("model '{}': layer {} is loaded, {} of {}", model.name, layer, done, total);
+    });
+    if (status.ok()) status = CheckModel(model.name, engine);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("model '", model.name, "': ", status.message()));
+  }
+  malloc_trim(0);  // loading leaves free blocks behind that serving does not need
+  return absl::OkStatus();
+}
+
+void LogBackends(const Engine& engine) {
+  for (const ModelStatus& model : engine.Status()) {
+    for (const LayerStatus& layer : model.layers) {
+      spdlog::info("model '{}' layer {}: {} on {}{}{}", model.name, layer.layer, layer.executed_scheme, layer.backend,
+                   layer.note.empty() ? "" : "; ", layer.note);
+    }
+  }
+}
+
+absl::Status BadReadyFile(const std::string& path, const std::string& got) {
+  return absl::UnavailableError(absl::StrCat("--ready-file: wanted a file that can be written, got ", path, ": ", got));
+}
+
+// A file left by an earlier run would lie about this one; and what cannot be written is better known now.
+absl::Status PrepareReadyFile(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return BadReadyFile(path, "a directory");
+  std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  if (access(folder.c_str(), W_OK) != 0) return BadReadyFile(path, absl::StrCat("its folder does not exist or is not writable"));
+  std::filesystem::remove(path, error);
+  return error ? BadReadyFile(path, error.message()) : absl::OkStatus();
+}
+
+// Appears at once and complete: written beside and renamed.
+absl::Status WriteReadyFile(const std::string& path, const Server& server) {
+  if (path.empty()) return absl::OkStatus();
+  nlohmann::json document = {{"addresses", server.addresses()}, {"pid", getpid()}};
+  if (!server.health_address().empty()) document["health_address"] = server.health_address();
+  const std::string draft = absl::StrCat(path, ".", getpid(), ".tmp");
+  std::ofstream file(draft, std::ios::trunc);
+  file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  file.close();
+  if (!file) return BadReadyFile(path, "an error while writing");
+  std::error_code error;
+  std::filesystem::rename(draft, path, error);
+  return error ? BadReadyFile(path, error.message()) : absl::OkStatus();
+}
+
+// The load thread's work: OK also when a drain came first.
+absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* server) {
+  if (absl::Status status = LoadModels(options, engine); !status.ok()) return status;
+  LogBackends(*engine);
+  if (!server->Open()) return absl::OkStatus();
+  spdlog::info("ready");
+  return WriteReadyFile(options.ready_file, *server);
+}
+
+void LogCounters(const Server& server) {
+  const WorkQueue::Counters counters = server.counters();
+  spdlog::info("drained: {} calls accepted, {} finished, {} refused, {} past their deadline, {} cancelled", counters.accepted,
+               counters.finished, counters.refused, counters.expired, counters.cancelled);
+}
+
+}  // namespace
+
+int RunServe(const ServeOptions& options) {
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  spdlog::set_level(spdlog::level::from_str(options.log_level));
+  spdlog::flush_on(spdlog::level::info);
+
+  if (absl::Status status = PrepareReadyFile(options.ready_file); !status.ok()) return ReportFailure(status);
+  absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
+  if (!engine.ok()) return ReportFailure(engine.status());
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Listen(options, engine->get());
+  if (!server.ok()) return ReportFailure(server.status());
+  for (const std::string& address : (*server)->addresses()) spdlog::info("moed {} listens on {}", kVersion, address);
+  if (!(*server)->health_address().empty()) spdlog::info("health listens on {}", (*server)->health_address());
+
+  auto events = std::make_shared<Events>();
+  StartSignalThread(events);
+  std::thread loader([&, events] { events->LoadEnded(LoadAndOpen(options, engine->get(), server->get())); });
+
+  IdleTrimmer trimmer;
+  const absl::Status end = events->WaitForEnd([&] { trimmer.Tick((*server)->counters().accepted); });
+  if (!end.ok()) {
+    spdlog::error("loading failed: {}", end.ToString());
+    ReportFailure(end);
+  }
+  (*server)->Drain();
+  LogCounters(**server);
+  const int code = end.ok() ? 0 : 2;
+  if (!events->loaded()) {  // a load cannot be interrupted, and nobody needs its result
+    spdlog::shutdown();
+    _exit(code);
+  }
+  loader.join();
+  return code;
+}
+
+}  // namespace moed

@@ -1,0 +1,140 @@
+#include "server/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/address.h"
+
+namespace moed {
+namespace {
+
+constexpr std::chrono::seconds kAnswerLimit(10);        // for slow readers to take their answers in a drain
+constexpr std::chrono::milliseconds kStreamLimit(100);  // for open health watches, which would never end by themselves
+constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
+
+// Chooses the reflection service explicitly: linking its library alone would add it to every listener.
+class ReflectionOption : public grpc::ServerBuilderOption {
+ public:
+  explicit ReflectionOption(bool wanted) : wanted_(wanted) {}
+
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    auto own = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
+    const std::string name = own->name();
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [&](const std::unique_ptr<grpc::ServerBuilderPlugin>& p) { return p->name() == name; }),
+                   plugins->end());
+    if (wanted_) plugins->push_back(std::move(own));
+  }
+
+ private:
+  const bool wanted_;
+};
+
+void Configure(bool reflection, grpc::ServerBuilder* builder) {
+  builder->SetOption(std::make_unique<ReflectionOption>(reflection));
+  builder->SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));
+  builder->SetMaxSendMessageSize(static_cast<int>(kMaxMessageBytes));
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port must be an error
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
+}
+
+// Binds `addresses`, which `option` gave, and starts; writes the addresses as bound.
+absl::StatusOr<std::unique_ptr<grpc::Server>> BindAll(const std::string& option, const std::vector<std::string>& addresses,
+                                                      grpc::ServerBuilder* builder, std::vector<std::string>* bound) {
+  std::vector<int> ports(addresses.size(), 0);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (absl::Status status = CheckNotTaken(option, addresses[i]); !status.ok()) return status;
+    builder->AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (ports[i] <= 0) return BindFailure(option, addresses[i]);  // binding stops at the first that fails
+    bound->push_back(BoundAddress(addresses[i], ports[i]));
+  }
+  if (server == nullptr) return absl::UnavailableError(absl::StrCat(option, ": gRPC could not start on ", addresses.front()));
+  return server;
+}
+
+}  // namespace
+
+Server::Server(const ServeOptions& options, Engine* engine)
+    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_) {
+  health_names_.push_back("");
+  for (const ModelStatus& model : engine->Status()) {
+    health_names_.push_back(model.name);
+    for (const LayerStatus& layer : model.layers) health_names_.push_back(absl::StrCat(model.name, "/", layer.layer));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
+  grpc::EnableDefaultHealthCheckService(true);
+  std::unique_ptr<Server> server(new Server(options, engine));
+  if (absl::Status status = server->Bind(options); !status.ok()) return status;
+  server->queue_.Start();
+  return server;
+}
+
+absl::Status Server::Bind(const ServeOptions& options) {
+  grpc::ServerBuilder main_builder;
+  Configure(!options.no_reflection, &main_builder);
+  main_builder.RegisterService(&service_);
+  absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener = BindAll("--listen", options.listen, &main_builder, &addresses_);
+  if (!main_listener.ok()) return main_listener.status();
+  main_listener_ = *std::move(main_listener);
+  SetHealth(false);  // gRPC starts with "" SERVING
+  if (options.health_listen.empty()) return absl::OkStatus();
+
+  grpc::ServerBuilder health_builder;
+  Configure(false, &health_builder);
+  health_builder.RegisterCallbackGenericService(&nothing_);
+  std::vector<std::string> bound;
+  absl::StatusOr<std::unique_ptr<grpc::Server>> health_listener =
+      BindAll("--health-listen", {options.health_listen}, &health_builder, &bound);
+  if (!health_listener.ok()) return health_listener.status();
+  health_listener_ = *std::move(health_listener);
+  health_address_ = bound.front();
+  SetHealth(false);
+  return absl::OkStatus();
+}
+
+void Server::SetHealth(bool serving) {
+  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
+    if (listener == nullptr) continue;
+    for (const std::string& name : health_names_) listener->GetHealthCheckService()->SetServingStatus(name, serving);
+  }
+}
+
+bool Server::Open() {
+  std::lock_guard<std::mutex> lock(phase_mutex_);
+  if (draining_) return false;
+  service_.SetPhase(MoeService::Phase::kServing);  // before health, so that SERVING is never a promise too early
+  SetHealth(true);
+  return true;
+}
+
+void Server::Drain() {
+  {
+    std::lock_guard<std::mutex> lock(phase_mutex_);
+    if (draining_) return;
+    draining_ = true;
+    SetHealth(false);
+    service_.SetPhase(MoeService::Phase::kDraining);
+  }
+  queue_.Shutdown();
+  service_.WaitForAnswers(kAnswerLimit);
+  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
+    if (listener != nullptr) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
+  }
+}
+
+Server::~Server() { Drain(); }
+
+}  // namespace moed

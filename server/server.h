@@ -1,0 +1,65 @@
+// The listening server: gRPC listeners, health, the queue, and the way from loading over serving to drained.
+//
+// Threads: Open and Drain may be called from any thread, Drain once. While the server listens and is not open, health is
+// NOT_SERVING for every name and calls that compute get UNAVAILABLE.
+#ifndef MOED_SERVER_SERVER_H_
+#define MOED_SERVER_SERVER_H_
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "server/options.h"
+#include "server/service.h"
+#include "server/work_queue.h"
+
+namespace moed {
+
+class Server {
+ public:
+  // Binds every address of `options`; health names are "", MODEL and MODEL/L of the engine's models. Errors name the
+  // address and the reason. `engine` must outlive the server and have all models planned.
+  static absl::StatusOr<std::unique_ptr<Server>> Listen(const ServeOptions& options, Engine* engine);
+  // Drains if that has not happened.
+  ~Server();
+
+  // Lets calls in and reports SERVING. False, without any effect, once Drain began.
+  bool Open();
+
+  // Health is NOT_SERVING and new calls get UNAVAILABLE at once; then accepted calls finish and are answered, and the
+  // listeners close. Returns when all is done.
+  void Drain();
+
+  // As bound, in the order of the options.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  // Empty without --health-listen.
+  const std::string& health_address() const { return health_address_; }
+  WorkQueue::Counters counters() const { return queue_.counters(); }
+
+ private:
+  Server(const ServeOptions& options, Engine* engine);
+  absl::Status Bind(const ServeOptions& options);
+  void SetHealth(bool serving);
+
+  WorkQueue queue_;
+  MoeService service_;
+  std::vector<std::string> health_names_;
+  std::vector<std::string> addresses_;
+  std::string health_address_;
+  std::mutex phase_mutex_;  // guards draining_ and orders changes of health
+  bool draining_ = false;
+  grpc::CallbackGenericService nothing_;  // what the health listener offers beside health
+  std::unique_ptr<grpc::Server> main_listener_;
+  std::unique_ptr<grpc::Server> health_listener_;
+};
+
+}  // namespace moed
+
+#endif  // MOED_SERVER_SERVER_H_

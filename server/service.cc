@@ -1,0 +1,110 @@
+// Status, Explain and SelfCheck; Forward is in service_forward.cc.
+#include "server/service.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace moed {
+
+namespace v1 = moe::v1;
+
+MoeService::MoeService(Engine* engine, WorkQueue* queue) : engine_(engine), queue_(queue), models_(engine->Status()) {}
+
+absl::Status MoeService::Admit(Kind kind) const {
+  if (kind == Kind::kReports) return absl::OkStatus();
+  switch (phase_.load()) {
+    case Phase::kLoading: return absl::UnavailableError("the server is loading its models");
+    case Phase::kServing: return absl::OkStatus();
+    case Phase::kDraining: return absl::UnavailableError("the server is draining");
+  }
+  return absl::InternalError("a phase that is not handled");
+}
+
+grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* context, const v1::StatusRequest* request,
+                                             v1::StatusResponse* response) {
+  return Handle("Status", Kind::kReports, context, [&](Call* call) {
+    absl::Status status = AnswerStatus(*request, response);
+    if (status.ok()) call->Done(status);
+    return status;
+  });
+}
+
+absl::Status MoeService::AnswerStatus(const v1::StatusRequest& request, v1::StatusResponse* response) const {
+  if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
+  const bool serving = phase_.load() != Phase::kLoading;
+  if (request.model().empty()) return FillStatus(engine_->Status(), serving, response), absl::OkStatus();
+  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  if (!model.ok()) return model.status();
+  absl::StatusOr<ModelStatus> status = engine_->FindModel((*model)->name);
+  if (!status.ok()) return status.status();
+  FillStatus({*std::move(status)}, serving, response);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* MoeService::Explain(grpc::CallbackServerContext* context, const v1::ExplainRequest* request,
+                                              v1::ExplainResponse* response) {
+  return Handle("Explain", Kind::kReports, context, [&](Call* call) {
+    absl::Status status = AnswerExplain(*request, response);
+    if (status.ok()) call->Done(status);
+    return status;
+  });
+}
+
+absl::Status MoeService::AnswerExplain(const v1::ExplainRequest& request, v1::ExplainResponse* response) const {
+  if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
+  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  if (!model.ok()) return model.status();
+  if (request.has_layer()) {
+    if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
+  }
+  absl::StatusOr<ExplainReport> report = engine_->Explain((*model)->name);
+  if (!report.ok()) return report.status();
+  FillExplain(*report, request.has_layer() ? request.layer() : -1, response);
+  return absl::OkStatus();
+}
+
+// A self-check takes one turn of the queue per layer, so that forwards of others run in between.
+struct MoeService::SelfCheckJob {
+  Call* call;
+  std::string model;
+  std::vector<int> layers;
+  int64_t tokens;
+  uint64_t seed;
+  v1::SelfCheckResponse* response;
+  size_t next = 0;
+};
+
+grpc::ServerUnaryReactor* MoeService::SelfCheck(grpc::CallbackServerContext* context, const v1::SelfCheckRequest* request,
+                                                v1::SelfCheckResponse* response) {
+  return Handle("SelfCheck", Kind::kComputes, context,
+                [&](Call* call) { return StartSelfCheck(call, *request, response); });
+}
+
+absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& request, v1::SelfCheckResponse* response) {
+  if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
+  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  if (!model.ok()) return model.status();
+  absl::StatusOr<int64_t> tokens = SelfCheckTokens(request);
+  if (!tokens.ok()) return tokens.status();
+  std::vector<int> layers = (*model)->layers;
+  if (request.has_layer()) {
+    if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
+    layers = {request.layer()};
+  }
+  auto job = std::make_shared<SelfCheckJob>(
+      SelfCheckJob{call, (*model)->name, std::move(layers), *tokens, request.seed(), response});
+  return call->Queue(queue_, [this, job](WorkQueue::Duration) {
+    absl::StatusOr<std::vector<SelfCheckRow>> rows =
+        engine_->SelfCheck(job->model, job->layers[job->next], job->tokens, job->seed);
+    if (!rows.ok()) return job->call->Done(rows.status()), WorkQueue::Next::kDone;
+    AddSelfCheckRows(*rows, job->response);
+    if (++job->next < job->layers.size()) return WorkQueue::Next::kAgain;
+    job->call->Done(absl::OkStatus());
+    return WorkQueue::Next::kDone;
+  });
+}
+
+}  // namespace moed

@@ -1,0 +1,111 @@
+// Forward: bytes in, bytes out.
+//
+// The request is parsed once, from the transport's slices into the message that the call then views. The output is
+// computed straight into the slice that is sent: the answer's other fields go around it (see OutputHead in wire.h).
+#include <google/protobuf/message.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/service.h"
+
+namespace moed {
+namespace {
+
+namespace v1 = moe::v1;
+using std::chrono::steady_clock;
+
+constexpr size_t kOutputAlignment = 64;  // a cache line, and the widest vector register
+
+int64_t Microseconds(steady_clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
+}
+
+// Parses and frees `bytes`.
+absl::Status Parse(grpc::ByteBuffer* bytes, v1::ForwardRequest* request) {
+  const size_t size = bytes->Length();
+  if (size > 0 && !grpc::SerializationTraits<v1::ForwardRequest>::Deserialize(bytes, request).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted a serialised moe.v1.ForwardRequest, got ", size, " bytes that cannot be parsed as one"));
+  }
+  return absl::OkStatus();
+}
+
+// Memory that a slice can take over: [0, bytes) uninitialised, aligned. Null when there is none left.
+void* AllocateOutput(size_t bytes) {
+  const size_t padded = (std::max<size_t>(bytes, 1) + kOutputAlignment - 1) / kOutputAlignment * kOutputAlignment;
+  return std::aligned_alloc(kOutputAlignment, padded);
+}
+
+grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::string& rest) {
+  const grpc::Slice slices[] = {grpc::Slice(head), std::move(data), grpc::Slice(rest)};
+  return grpc::ByteBuffer(slices, 3);
+}
+
+}  // namespace
+
+// A parsed call on its way through the queue. `checked` views `request`.
+struct MoeService::ForwardJob {
+  Call* call;
+  grpc::ByteBuffer* response;
+  v1::ForwardRequest request;
+  CheckedForward checked;
+  int64_t receive_us = 0;
+};
+
+grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                              grpc::ByteBuffer* response) {
+  return Handle("Forward", Kind::kComputes, context, [&](Call* call) {
+    // gRPC made the buffer for this call alone and const only in the signature; taking it lets the transport's slices go
+    // as soon as they are parsed, which halves the memory of a waiting call.
+    return StartForward(call, const_cast<grpc::ByteBuffer*>(request), response);
+  });
+}
+
+absl::Status MoeService::StartForward(Call* call, grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  auto job = std::make_shared<ForwardJob>();
+  job->call = call;
+  job->response = response;
+  if (absl::Status status = Parse(request, &job->request); !status.ok()) return status;
+  absl::StatusOr<CheckedForward> checked = CheckForward(job->request, models_);
+  if (!checked.ok()) return checked.status();
+  job->checked = *std::move(checked);
+  call->SetRequestId(job->request.request_id());
+  job->receive_us = Microseconds(steady_clock::now() - call->started());
+  return call->Queue(queue_, [this, job](WorkQueue::Duration waited) {
+    job->call->Done(RunForward(job.get(), waited));
+    return WorkQueue::Next::kDone;
+  });
+}
+
+absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
+  const CheckedForward& checked = job->checked;
+  const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
+  void* memory = AllocateOutput(checked.output_bytes());
+  if (memory == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for an output of ", checked.output_bytes(), " bytes"));
+  }
+  grpc::Slice output(memory, checked.output_bytes(), std::free);
+  ForwardInfo info;
+  info.want_routing = job->request.return_routing();
+  absl::Status status = engine_->Forward(checked.model, checked.call, {memory, checked.output_dtype, rows, cols}, &info);
+  if (!status.ok()) return status;
+
+  const steady_clock::time_point computed = steady_clock::now();
+  if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
+    return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
+  }
+  v1::ForwardResponse rest = ForwardAnswer(job->request, info, rows);
+  const std::string head = OutputHead(checked.output_dtype, rows, cols);
+  v1::Timing* timing = rest.mutable_timing();
+  timing->set_receive_us(job->receive_us);
+  timing->set_queue_us(Microseconds(waited));
+  timing->set_send_us(Microseconds(steady_clock::now() - computed));
+  *job->response = Assemble(head, std::move(output), rest.SerializeAsString());
+  return absl::OkStatus();
+}
+
+}  // namespace moed

@@ -1,0 +1,89 @@
+// Between the wire and the engine: every conversion of moe.v1 messages, and every check that needs no weights.
+//
+// Pure functions without gRPC; safe from any thread. A request is checked completely, with numbers, before anything is
+// allocated for it: claimed shapes are compared with the bytes that really came. Errors are INVALID_ARGUMENT (what is
+// wrong with the message: field, wanted, got) or NOT_FOUND (model or layer, listing the valid ones).
+#ifndef MOED_SERVER_WIRE_H_
+#define MOED_SERVER_WIRE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "kernels/tensor.h"
+#include "proto/moe/v1/moe.pb.h"
+
+namespace moed {
+
+// The largest message in either direction. Answers keep 64 KiB of it for everything but tensors.
+inline constexpr int64_t kMaxMessageBytes = int64_t{256} << 20;
+inline constexpr int64_t kMaxAnswerTensorBytes = kMaxMessageBytes - (int64_t{64} << 10);
+inline constexpr size_t kMaxRequestIdBytes = 128;
+
+// What a request is checked against. Fixed once the models are planned.
+struct ModelFacts {
+  std::string name;
+  int64_t hidden = 0;       // H
+  int num_experts = 0;      // E
+  int top_k = 0;            // k of the checkpoint's own rule
+  std::vector<int> layers;  // ascending
+};
+
+class ModelTable {
+ public:
+  explicit ModelTable(const std::vector<ModelStatus>& models);
+
+  // The model of that name; an empty name means the only one. NOT_FOUND, or INVALID_ARGUMENT for an empty name where there
+  // are several: both list the names.
+  absl::StatusOr<const ModelFacts*> Find(const std::string& name) const;
+  const std::vector<ModelFacts>& models() const { return models_; }
+
+ private:
+  std::vector<ModelFacts> models_;
+};
+
+// NOT_FOUND listing the MoE layers unless `layer` is one of them.
+absl::Status CheckLayer(const ModelFacts& model, int layer);
+
+// INVALID_ARGUMENT naming the first field, at any depth, that this server does not know: dropping it could change what
+// the caller meant.
+absl::Status CheckKnownFields(const google::protobuf::Message& message);
+
+// A forward request that can run.
+struct CheckedForward {
+  std::string model;
+  ForwardCall call;  // views into the request, which must outlive it
+  DType output_dtype = DType::kF32;
+
+  size_t output_bytes() const {
+    return MutableTensorView{nullptr, output_dtype, call.hidden.rows, call.hidden.cols}.bytes();
+  }
+};
+
+// Checks everything but the values of ids and logits, which the engine checks in one pass with the sort. Also
+// RESOURCE_EXHAUSTED when the answer would be larger than a message may be.
+absl::StatusOr<CheckedForward> CheckForward(const moe::v1::ForwardRequest& request, const ModelTable& models);
+
+// The fields of the answer beside the output tensor.
+moe::v1::ForwardResponse ForwardAnswer(const moe::v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows);
+
+// The bytes of ForwardResponse.output up to (and without) the tensor's data: a serialised message is this head, then
+// the data, then the other fields. So an answer is sent without copying the data into a message first.
+std::string OutputHead(DType dtype, int64_t rows, int64_t cols);
+
+// Rows of a self-check: 1 to 64, 0 means 8.
+absl::StatusOr<int64_t> SelfCheckTokens(const moe::v1::SelfCheckRequest& request);
+
+// Reports. `serving` false: layers that are ready are shown as loading, since calls are not let in yet.
+void FillStatus(const std::vector<ModelStatus>& models, bool serving, moe::v1::StatusResponse* out);
+// All layers, or only `layer` when >= 0.
+void FillExplain(const ExplainReport& report, int layer, moe::v1::ExplainResponse* out);
+// Appends `rows`; `passed` becomes false with the first row that failed.
+void AddSelfCheckRows(const std::vector<SelfCheckRow>& rows, moe::v1::SelfCheckResponse* out);
+
+}  // namespace moed
+
+#endif  // MOED_SERVER_WIRE_H_

@@ -1,0 +1,233 @@
+// Forward: from a request to a call, and the pieces of its answer.
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/wire.h"
+
+namespace moed {
+namespace {
+
+namespace v1 = moe::v1;
+
+// A checked matrix of the request.
+struct Matrix {
+  v1::DType dtype = v1::DTYPE_UNSPECIFIED;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const void* data = nullptr;
+};
+
+absl::Status Invalid(const std::string& field, const std::string& wanted, const std::string& got) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": wanted ", wanted, ", got ", got));
+}
+
+std::string DTypeText(int dtype) {
+  const std::string& name = v1::DType_Name(static_cast<v1::DType>(dtype));
+  return name.empty() ? absl::StrCat("the unknown dtype ", dtype) : name;
+}
+
+int64_t ElementBytes(v1::DType dtype) { return dtype == v1::DTYPE_F32 || dtype == v1::DTYPE_I32 ? 4 : 2; }
+
+std::optional<DType> ActivationType(v1::DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_F32: return DType::kF32;
+    case v1::DTYPE_BF16: return DType::kBf16;
+    case v1::DTYPE_F16: return DType::kF16;
+    default: return std::nullopt;
+  }
+}
+
+v1::DType WireType(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return v1::DTYPE_F32;
+    case DType::kBf16: return v1::DTYPE_BF16;
+    case DType::kF16: return v1::DTYPE_F16;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+std::string Shape(const v1::Tensor& tensor) {
+  std::string text;
+  const int shown = std::min(tensor.shape_size(), 8);
+  for (int i = 0; i < shown; ++i) absl::StrAppend(&text, i == 0 ? "" : ", ", tensor.shape(i));
+  return absl::StrCat("[", text, shown < tensor.shape_size() ? ", ..." : "", "]");
+}
+
+// Two dimensions, none negative, and exactly as many bytes as they need. The dtype must be known to be valid.
+absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor) {
+  if (tensor.shape_size() != 2) {
+    return Invalid(field, "a shape of 2 dimensions", absl::StrCat(tensor.shape_size(), ": ", Shape(tensor)));
+  }
+  const int64_t rows = tensor.shape(0), cols = tensor.shape(1);
+  if (rows < 0 || cols < 0) return Invalid(field, "no negative dimension", Shape(tensor));
+  int64_t elements = 0, bytes = 0;
+  const bool overflow = __builtin_mul_overflow(rows, cols, &elements) ||
+                        __builtin_mul_overflow(elements, ElementBytes(tensor.dtype()), &bytes);
+  const int64_t got = static_cast<int64_t>(tensor.data().size());
+  if (overflow) return Invalid(field, "a size that fits into 64 bits", absl::StrCat(Shape(tensor), " with ", got, " bytes"));
+  if (bytes != got) {
+    return Invalid(field, absl::StrCat(bytes, " bytes for ", Shape(tensor), " ", DTypeText(tensor.dtype())),
+                   absl::StrCat(got, " bytes"));
+  }
+  return Matrix{tensor.dtype(), rows, cols, tensor.data().data()};
+}
+
+// A matrix of one fixed dtype.
+absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v1::Tensor& tensor, v1::DType dtype) {
+  if (!present) return Invalid(field, absl::StrCat("a ", DTypeText(dtype), " tensor"), "none");
+  if (tensor.dtype() != dtype) return Invalid(field, DTypeText(dtype), DTypeText(tensor.dtype()));
+  return ReadMatrix(field, tensor);
+}
+
+absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model) {
+  if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
+  const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
+  if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
+  absl::StatusOr<Matrix> hidden = ReadMatrix("hidden", request.hidden());
+  if (!hidden.ok()) return hidden.status();
+  if (hidden->cols != model.hidden) {
+    return Invalid("hidden", absl::StrCat("shape [M, ", model.hidden, "] for model '", model.name, "'"),
+                   Shape(request.hidden()));
+  }
+  return TensorView{hidden->data, *dtype, hidden->rows, hidden->cols};
+}
+
+template <typename T>
+std::span<const T> Values(const Matrix& matrix) {
+  return {static_cast<const T*>(matrix.data), static_cast<size_t>(matrix.rows * matrix.cols)};
+}
+
+absl::StatusOr<RoutingByIds> ReadTopK(const v1::TopK& top_k, int64_t rows, const ModelFacts& model) {
+  absl::StatusOr<Matrix> ids = ReadTyped("top_k.ids", top_k.has_ids(), top_k.ids(), v1::DTYPE_I32);
+  if (!ids.ok()) return ids.status();
+  absl::StatusOr<Matrix> weights = ReadTyped("top_k.weights", top_k.has_weights(), top_k.weights(), v1::DTYPE_F32);
+  if (!weights.ok()) return weights.status();
+  const std::string got = absl::StrCat("ids ", Shape(top_k.ids()), " and weights ", Shape(top_k.weights()));
+  if (ids->rows != weights->rows || ids->cols != weights->cols) return Invalid("top_k", "ids and weights of one shape", got);
+  if (ids->rows != rows) return Invalid("top_k", absl::StrCat(rows, " rows, as hidden has"), got);
+  if (ids->cols < 1 || ids->cols > model.num_experts) {
+    return Invalid("top_k", absl::StrCat("1 to ", model.num_experts, " slots per row"), got);
+  }
+  return RoutingByIds{static_cast<int>(ids->cols), Values<int32_t>(*ids), Values<float>(*weights)};
+}
+
+absl::StatusOr<RoutingByLogits> ReadLogits(const v1::Tensor& tensor, int64_t rows, const ModelFacts& model) {
+  absl::StatusOr<Matrix> logits = ReadTyped("router_logits", true, tensor, v1::DTYPE_F32);
+  if (!logits.ok()) return logits.status();
+  if (logits->rows != rows || logits->cols != model.num_experts) {
+    return Invalid("router_logits", absl::StrCat("shape [", rows, ", ", model.num_experts, "]"), Shape(tensor));
+  }
+  return RoutingByLogits{Values<float>(*logits)};
+}
+
+absl::Status ReadRouting(const v1::ForwardRequest& request, const ModelFacts& model, ForwardCall* call) {
+  switch (request.routing_case()) {
+    case v1::ForwardRequest::kTopK: {
+      absl::StatusOr<RoutingByIds> routing = ReadTopK(request.top_k(), call->hidden.rows, model);
+      if (!routing.ok()) return routing.status();
+      call->routing = *routing;
+      return absl::OkStatus();
+    }
+    case v1::ForwardRequest::kRouterLogits: {
+      absl::StatusOr<RoutingByLogits> routing = ReadLogits(request.router_logits(), call->hidden.rows, model);
+      if (!routing.ok()) return routing.status();
+      call->routing = *routing;
+      return absl::OkStatus();
+    }
+    case v1::ForwardRequest::ROUTING_NOT_SET:
+      call->routing = RoutingByGate{};
+      return absl::OkStatus();
+  }
+  return absl::InternalError("routing: a case of the oneof that is not handled");
+}
+
+absl::StatusOr<DType> ReadOutputType(const v1::ForwardRequest& request, DType hidden) {
+  if (request.output_dtype() == v1::DTYPE_UNSPECIFIED) return hidden;
+  const std::optional<DType> dtype = ActivationType(request.output_dtype());
+  if (dtype) return *dtype;
+  return Invalid("output_dtype", "DTYPE_F32, DTYPE_BF16, DTYPE_F16 or nothing", DTypeText(request.output_dtype()));
+}
+
+// Whether the answer can travel. Slots are bounded by the request's own bytes or by the checkpoint's k.
+absl::Status CheckAnswerSize(const v1::ForwardRequest& request, const CheckedForward& checked, const ModelFacts& model) {
+  const RoutingByIds* by_ids = std::get_if<RoutingByIds>(&checked.call.routing);
+  const int64_t slots = by_ids != nullptr ? by_ids->top_k : model.top_k;
+  const int64_t rows = checked.call.hidden.rows;
+  const int64_t routing = request.return_routing() ? rows * slots * 8 : 0;
+  const int64_t bytes = static_cast<int64_t>(checked.output_bytes()) + routing;
+  if (bytes <= kMaxAnswerTensorBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the answer's tensors for ", rows, " rows: wanted at most ",
+                                                   kMaxAnswerTensorBytes, " bytes, got ", bytes,
+                                                   "; send fewer rows per call"));
+}
+
+void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v1::Tensor* out) {
+  out->set_dtype(dtype);
+  out->add_shape(rows);
+  out->add_shape(cols);
+  out->set_data(data, static_cast<size_t>(rows * cols * ElementBytes(dtype)));
+}
+
+}  // namespace
+
+absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, const ModelTable& models) {
+  if (absl::Status status = CheckKnownFields(request); !status.ok()) return status;
+  if (request.request_id().size() > kMaxRequestIdBytes) {
+    return Invalid("request_id", absl::StrCat("at most ", kMaxRequestIdBytes, " bytes"),
+                   absl::StrCat(request.request_id().size()));
+  }
+  absl::StatusOr<const ModelFacts*> model = models.Find(request.model());
+  if (!model.ok()) return model.status();
+  if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
+  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model);
+  if (!hidden.ok()) return hidden.status();
+  absl::StatusOr<DType> output_dtype = ReadOutputType(request, hidden->dtype);
+  if (!output_dtype.ok()) return output_dtype.status();
+  CheckedForward checked{(*model)->name, {request.layer(), *hidden, RoutingByGate{}, request.routed_only()}, *output_dtype};
+  if (absl::Status status = ReadRouting(request, **model, &checked.call); !status.ok()) return status;
+  if (absl::Status status = CheckAnswerSize(request, checked, **model); !status.ok()) return status;
+  return checked;
+}
+
+v1::ForwardResponse ForwardAnswer(const v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows) {
+  v1::ForwardResponse answer;
+  answer.set_backend(info.backend);
+  answer.set_scheme(info.scheme);
+  answer.set_generation(info.generation);
+  answer.set_request_id(request.request_id());
+  answer.mutable_timing()->set_compute_us(info.compute_us);
+  if (request.return_routing()) {
+    FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer.mutable_routing()->mutable_ids());
+    FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer.mutable_routing()->mutable_weights());
+  }
+  return answer;
+}
+
+std::string OutputHead(DType dtype, int64_t rows, int64_t cols) {
+  using google::protobuf::internal::WireFormatLite;
+  const uint64_t bytes = MutableTensorView{nullptr, dtype, rows, cols}.bytes();
+  v1::Tensor tensor;
+  tensor.set_dtype(WireType(dtype));
+  tensor.add_shape(rows);
+  tensor.add_shape(cols);
+  std::string body = tensor.SerializeAsString();
+  const auto append = [](std::string* out, int field, uint64_t length) {
+    google::protobuf::io::StringOutputStream stream(out);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.WriteTag(WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED));
+    coded.WriteVarint64(length);
+  };
+  append(&body, v1::Tensor::kDataFieldNumber, bytes);
+  std::string head;
+  append(&head, v1::ForwardResponse::kOutputFieldNumber, body.size() + bytes);
+  return head + body;
+}
+
+}  // namespace moed

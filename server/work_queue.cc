@@ -1,0 +1,131 @@
+#include "server/work_queue.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace moed {
+namespace {
+
+std::string Microseconds(WorkQueue::Duration duration) {
+  return absl::StrCat(std::chrono::duration_cast<std::chrono::microseconds>(duration).count(), " us");
+}
+
+}  // namespace
+
+WorkQueue::WorkQueue(int capacity, Clock clock) : capacity_(capacity), clock_(std::move(clock)) {}
+
+WorkQueue::~WorkQueue() { Shutdown(); }
+
+void WorkQueue::Start() { thread_ = std::thread([this] { ThreadMain(); }); }
+
+absl::Status WorkQueue::Verdict(const Job& job, TimePoint now) {
+  // The deadline first: at a deadline the transport also cancels the call, and the count should say why.
+  if (job.deadline <= now) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("dropped before it ran: the deadline passed ", Microseconds(now - job.deadline), " ago"));
+  }
+  if (job.gone && job.gone()) return absl::CancelledError("dropped before it ran: the caller went away");
+  return absl::OkStatus();
+}
+
+void WorkQueue::CountDrop(const absl::Status& why) {
+  ++(absl::IsDeadlineExceeded(why) ? counters_.expired : counters_.cancelled);
+}
+
+std::vector<std::pair<WorkQueue::Entry, absl::Status>> WorkQueue::TakeDead() {
+  std::vector<std::pair<Entry, absl::Status>> dead;
+  std::deque<Entry> alive;
+  const TimePoint now = clock_();
+  for (Entry& entry : waiting_) {
+    absl::Status verdict = Verdict(entry.job, now);
+    if (verdict.ok()) {
+      alive.push_back(std::move(entry));
+    } else {
+      CountDrop(verdict);
+      dead.emplace_back(std::move(entry), std::move(verdict));
+    }
+  }
+  waiting_.swap(alive);
+  return dead;
+}
+
+absl::Status WorkQueue::Push(Job job) {
+  std::vector<std::pair<Entry, absl::Status>> dead;
+  absl::Status result;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_ && static_cast<int>(waiting_.size()) >= capacity_) dead = TakeDead();
+    if (closed_) {
+      result = absl::UnavailableError("the server is draining");
+    } else if (static_cast<int>(waiting_.size()) >= capacity_) {
+      result = absl::ResourceExhaustedError(
+          absl::StrCat("the queue is full: ", waiting_.size(), " calls wait, ", capacity_, " may"));
+    }
+    ++(result.ok() ? counters_.accepted : counters_.refused);
+    if (result.ok()) waiting_.push_back({std::move(job), clock_()});
+  }
+  for (auto& [entry, why] : dead) entry.job.drop(why);
+  if (result.ok()) wake_.notify_one();
+  return result;
+}
+
+bool WorkQueue::RunNext() {
+  Entry entry;
+  absl::Status verdict;
+  TimePoint now;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (waiting_.empty()) return false;
+    entry = std::move(waiting_.front());
+    waiting_.pop_front();
+    now = clock_();
+    verdict = Verdict(entry.job, now);
+    if (!verdict.ok()) CountDrop(verdict);
+  }
+  if (!verdict.ok()) {
+    entry.job.drop(verdict);
+    return true;
+  }
+  const Next next = entry.job.run(now - entry.queued);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next == Next::kDone) {
+    ++counters_.finished;
+  } else {
+    entry.queued = clock_();
+    waiting_.push_back(std::move(entry));
+  }
+  return true;
+}
+
+void WorkQueue::ThreadMain() {
+  while (true) {
+    while (RunNext()) {
+    }
+    // Only this thread takes jobs out, so an empty queue that is closed stays empty.
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+  }
+}
+
+void WorkQueue::Shutdown() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  while (RunNext()) {  // without a thread of its own the caller finishes the work
+  }
+}
+
+WorkQueue::Counters WorkQueue::counters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Counters counters = counters_;
+  counters.waiting = static_cast<int>(waiting_.size());
+  return counters;
+}
+
+}  // namespace moed

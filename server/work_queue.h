@@ -1,0 +1,101 @@
+// The queue in front of the device: bounded, first in first out, one job at a time.
+//
+// Threads: Push and counters may be called from any thread. Jobs run one after the other, on the thread that Start made
+// (or, in tests, on the caller of RunNext). Callbacks are never called with the lock held, so they may Push.
+// Invariants: an accepted job ends exactly once, by a run that returns kDone or by drop, also across Shutdown. Nobody
+// waits for a job that cannot matter any more: a job whose deadline passed or whose caller is gone is dropped before its
+// next step. A full queue refuses at once, after dropping such jobs.
+#ifndef MOED_SERVER_WORK_QUEUE_H_
+#define MOED_SERVER_WORK_QUEUE_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace moed {
+
+class WorkQueue {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+  using TimePoint = std::chrono::steady_clock::time_point;
+  using Clock = std::function<TimePoint()>;
+
+  enum class Next {
+    kDone,
+    kAgain,  // the job has another step: it goes to the back of the queue, whatever the capacity, so that others get a turn
+  };
+
+  struct Job {
+    // Called on the compute thread with the time since the job was last put into the queue.
+    std::function<Next(Duration waited)> run;
+    // Called instead of run: DEADLINE_EXCEEDED or CANCELLED.
+    std::function<void(absl::Status)> drop;
+    // Whether the caller went away; may be empty. Called on any thread, must not block.
+    std::function<bool()> gone;
+    TimePoint deadline = TimePoint::max();
+  };
+
+  struct Counters {
+    uint64_t accepted = 0;
+    uint64_t refused = 0;    // the queue was full or shut down
+    uint64_t expired = 0;    // dropped: the deadline passed
+    uint64_t cancelled = 0;  // dropped: the caller went away
+    uint64_t finished = 0;
+    int waiting = 0;
+  };
+
+  // At most `capacity` >= 1 jobs wait, the running one not counted.
+  WorkQueue(int capacity, Clock clock);
+  // Shutdown.
+  ~WorkQueue();
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
+
+  // Starts the compute thread. At most once.
+  void Start();
+
+  // Hands over `job`. RESOURCE_EXHAUSTED when full (waiting and allowed jobs in the text), UNAVAILABLE after Shutdown: the
+  // job's callbacks are not called then.
+  absl::Status Push(Job job);
+
+  // Runs or drops the next job on this thread; false when none waits. For tests, instead of Start.
+  bool RunNext();
+
+  // Accepts nothing more, finishes (or drops, by the rules above) what was accepted, and returns when all is done.
+  void Shutdown();
+
+  Counters counters() const;
+
+ private:
+  struct Entry {
+    Job job;
+    TimePoint queued;
+  };
+
+  // OK, or why the job must not run.
+  static absl::Status Verdict(const Job& job, TimePoint now);
+  // Removes the jobs that must not run and returns them. Needs the lock.
+  std::vector<std::pair<Entry, absl::Status>> TakeDead();
+  void CountDrop(const absl::Status& why);  // needs the lock
+  void ThreadMain();
+
+  const int capacity_;
+  const Clock clock_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Entry> waiting_;  // guarded by mutex_
+  Counters counters_;          // guarded by mutex_, `waiting` unused
+  bool closed_ = false;        // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace moed
+
+#endif  // MOED_SERVER_WORK_QUEUE_H_

@@ -1,0 +1,200 @@
+// The portable backend against the reference on every weight scheme and every rule of activation quantization.
+#include <catch2/catch.hpp>
+
+#include "kernels/activation_quant.h"
+#include "kernels/cpu/cpu_backends.h"
+#include "kernels/cpu/reference.h"
+#include "tests/support/judge.h"
+#include "tests/support/random_layer.h"
+
+namespace moed {
+namespace {
+
+using testing::Judge;
+using testing::RandomBatch;
+using testing::RandomExperts;
+using testing::RunLayer;
+
+WorkerPool& Pool() {
+  static WorkerPool pool(2);
+  return pool;
+}
+
+const Backend& Generic() {
+  for (const Backend* backend : cpu::CpuBackends()) {
+    if (backend->Name() == "cpu_generic") return *backend;
+  }
+  FAIL("no cpu_generic");
+  return *cpu::CpuBackends()[0];
+}
+
+WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group) {
+  WeightScheme scheme;
+  scheme.element = element;
+  scheme.scale = scale;
+  scheme.group = group;
+  return scheme;
+}
+
+ActivationScheme Input(ActivationMode mode, ElementType element, ScaleType scale, GroupShape group,
+                       ScaleRule rule = ScaleRule::kAbsMax) {
+  ActivationScheme scheme;
+  scheme.mode = mode;
+  scheme.element = element;
+  scheme.scale = scale;
+  scheme.group = group;
+  scheme.rule = rule;
+  return scheme;
+}
+
+// Weight schemes of every published format, by properties.
+std::vector<WeightScheme> WeightSchemes() {
+  std::vector<WeightScheme> all;
+  for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
+    for (ScaleType scale : {ScaleType::kF16, ScaleType::kBf16, ScaleType::kF32}) {
+      for (GroupShape group : {GroupShape{1, 32}, GroupShape{1, 0}, GroupShape{0, 0}, GroupShape{1, 20}}) {
+        all.push_back(Weights(element, scale, group));
+        all.push_back(all.back());
+        all.back().zero_points = true;
+      }
+    }
+    all.push_back(Weights(element, ScaleType::kF16, {1, 32}));
+    all.back().act_order = true;
+    all.push_back(all.back());
+    all.back().zero_points = true;
+  }
+  for (GroupShape group : {GroupShape{0, 0}, GroupShape{1, 0}, GroupShape{128, 128}, GroupShape{64, 32}}) {
+    all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, group));
+    all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kBf16, group));
+  }
+  for (ElementType element : {ElementType::kFp4E2m1, ElementType::kFp8E4m3, ElementType::kFp6E2m3, ElementType::kFp6E3m2}) {
+    all.push_back(Weights(element, ScaleType::kE8m0, {1, 32}));
+  }
+  for (GlobalScale global : {GlobalScale::kMultiplier, GlobalScale::kDivisor}) {
+    all.push_back(Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16}));
+    all.back().global_scale = global;
+  }
+  all.push_back(Weights(ElementType::kInt4, ScaleType::kF32, {1, 0}));  // two-stage int4
+  all.back().global_scale = GlobalScale::kMultiplier;
+  return all;
+}
+
+std::vector<ActivationScheme> InputSchemes() {
+  using Mode = ActivationMode;
+  std::vector<ActivationScheme> all = {
+      Input(Mode::kDynamic, ElementType::kInt8, ScaleType::kF32, {1, 0}),
+      Input(Mode::kDynamic, ElementType::kInt8, ScaleType::kF32, {1, 32}),
+      Input(Mode::kDynamic, ElementType::kFp8E4m3, ScaleType::kF32, {1, 0}),
+      Input(Mode::kDynamic, ElementType::kFp8E4m3, ScaleType::kF32, {1, 128}),
+      Input(Mode::kDynamic, ElementType::kFp8E4m3, ScaleType::kF32, {1, 128}, ScaleRule::kAbsMaxPow2Up),
+      Input(Mode::kDynamic, ElementType::kFp8E4m3, ScaleType::kF32, {0, 0}),
+      Input(Mode::kStatic, ElementType::kInt8, ScaleType::kF32, {0, 0}),
+      Input(Mode::kStatic, ElementType::kFp8E4m3, ScaleType::kF32, {0, 0}),
+  };
+  for (ScaleRule rule : {ScaleRule::kMxFloor, ScaleRule::kMxEven, ScaleRule::kMxCeil}) {
+    all.push_back(Input(Mode::kDynamic, ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}, rule));
+    all.push_back(Input(Mode::kDynamic, ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 32}, rule));
+  }
+  all.push_back(Input(Mode::kDynamic, ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16}));
+  all.back().global_scale = true;
+  return all;
+}
+
+// The bound of a scheme whose reference quantizes in the same way: float32 against double moves few values over a rounding
+// border, more of them the coarser the codes are.
+double SameRuleBound(ElementType element) {
+  if (element == ElementType::kInt8) return 0.02;
+  return element == ElementType::kFp8E4m3 ? 0.06 : 0.10;
+}
+
+void Compare(const MoeDesc& desc, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+  RandomExperts experts(desc, seed);
+  REQUIRE(Generic().Check(desc, DeviceInfo()).ok());
+  REQUIRE(cpu::ReferenceBackend().Check(desc, DeviceInfo()).ok());
+  auto moe = Generic().Prepare(desc, experts, Pool());
+  auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+  REQUIRE((moe.ok() && reference.ok()));
+  CHECK((*moe)->ResidentBytes() == Generic().PreparedBytes(desc));
+  for (int64_t count : rows) {
+    RandomBatch batch(desc, count, desc.top_k, DType::kF32, seed + count);
+    const auto got = RunLayer(**moe, batch.view(), DType::kF32, Pool());
+    const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+    REQUIRE((got.ok() && want.ok()));
+    const testing::Judgement judgement = Judge(*got, *want, desc.hidden, bound);
+    INFO(Describe(desc.scheme) << " H=" << desc.hidden << " I=" << desc.intermediate << " M=" << count << ": " << judgement.reason);
+    CHECK(judgement.passed);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Every weight scheme agrees with the reference, odd sizes included") {
+  uint64_t seed = 1;
+  for (const WeightScheme& scheme : WeightSchemes()) {
+    LinearScheme linear;
+    linear.weights = scheme;
+    Compare(testing::MakeDesc(3, 2, 96, 160, UniformScheme(linear)), {0, 1, 5}, 2e-5, ++seed);
+    if (scheme.act_order) continue;  // its shuffled groups need an even split
+    Compare(testing::MakeDesc(2, 1, 176, 72, UniformScheme(linear)), {1, 33}, 2e-5, ++seed);
+  }
+}
+
+TEST_CASE("Gate, up and down may each have a scheme of their own") {
+  QuantScheme scheme;
+  scheme.gate.weights = Weights(ElementType::kInt4, ScaleType::kF16, {1, 32});
+  scheme.up.weights = Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 0});
+  scheme.down.weights = Weights(ElementType::kBf16, ScaleType::kNone, {1, 0});
+  Compare(testing::MakeDesc(3, 2, 96, 64, scheme), {1, 7}, 2e-5, 500);
+}
+
+TEST_CASE("Every rule of activation quantization agrees with the reference that quantizes in the same way") {
+  uint64_t seed = 1000;
+  for (const ActivationScheme& input : InputSchemes()) {
+    LinearScheme linear;
+    linear.weights = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+    linear.input = input;
+    MoeDesc desc = testing::MakeDesc(4, 2, 128, 96, UniformScheme(linear));
+    Compare(desc, {0, 1, 6, 33}, SameRuleBound(input.element), ++seed);
+    desc.biases = true;
+    desc.activation.clamped = true;
+    desc.activation.limit = 1.0f;
+    desc.activation.kind = Activation::Kind::kSwigluOai;
+    Compare(desc, {3}, SameRuleBound(input.element), ++seed);
+  }
+}
+
+TEST_CASE("Each projection of each expert has its own static scale") {
+  LinearScheme linear;
+  linear.weights = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+  linear.input = Input(ActivationMode::kStatic, ElementType::kInt8, ScaleType::kF32, {0, 0});
+  const MoeDesc desc = testing::MakeDesc(3, 2, 64, 48, UniformScheme(linear));
+  RandomExperts experts(desc, 2000);
+  RandomBatch batch(desc, 16, 2, DType::kF32, 2001);
+  auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+  const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+  for (LinearWeights ExpertWeights::*projection : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+    RandomExperts wrong = experts;  // the scale of one projection of one expert, as another's
+    (wrong.experts()[1].*projection).input_scale *= 4.0f;
+    auto moe = Generic().Prepare(desc, wrong, Pool());
+    CHECK_FALSE(Judge(*RunLayer(**moe, batch.view(), DType::kF32, Pool()), *want, 64, 0.02).passed);
+  }
+}
+
+TEST_CASE("A per-token scale sees its own row only, a per-request scale all of them") {
+  for (bool per_request : {false, true}) {
+    LinearScheme linear;
+    linear.input = Input(ActivationMode::kDynamic, ElementType::kInt8, ScaleType::kF32, {per_request ? 0 : 1, 0});
+    const MoeDesc desc = testing::MakeDesc(2, 1, 64, 48, UniformScheme(linear));
+    RandomExperts experts(desc, 3000);
+    auto moe = Generic().Prepare(desc, experts, Pool());
+    RandomBatch batch(desc, 2, 1, DType::kF32, 3001);
+    RandomBatch louder = batch;
+    for (int64_t c = 0; c < 64; ++c) reinterpret_cast<float*>(louder.x.data())[64 + c] *= 1000.0f;
+    const auto a = RunLayer(**moe, batch.view(), DType::kF32, Pool());
+    const auto b = RunLayer(**moe, louder.view(), DType::kF32, Pool());
+    const bool same = std::equal(a->begin(), a->begin() + 64, b->begin());
+    CHECK(same == !per_request);
+  }
+}
+
+}  // namespace moed

@@ -1,0 +1,288 @@
+// Options: every way to state them, and every way to state them wrongly.
+#include <catch2/catch.hpp>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "server/options.h"
+
+namespace moed {
+namespace {
+
+using Catch::Matchers::Contains;
+
+absl::StatusOr<CommandLine> Parse(std::vector<std::string> arguments) { return ParseCommandLine(arguments); }
+
+std::string ErrorOf(std::vector<std::string> arguments) {
+  const absl::StatusOr<CommandLine> parsed = ParseCommandLine(arguments);
+  return parsed.ok() ? "no error" : std::string(parsed.status().message());
+}
+
+// A configuration file for one test.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text) : path_("/tmp/moed_options_test_XXXXXX") {
+    close(mkstemp(path_.data()));
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+ServeOptions ServeOf(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "serve");
+  const absl::StatusOr<CommandLine> parsed = ParseCommandLine(arguments);
+  INFO(parsed.status().ToString());
+  REQUIRE(parsed.ok());
+  REQUIRE(parsed->command == Command::kServe);
+  return parsed->serve;
+}
+
+std::string ConfigError(const std::string& text, std::vector<std::string> more = {}) {
+  const ConfigFile file(text);
+  more.insert(more.begin(), {"serve", "--config", file.path()});
+  return ErrorOf(more);
+}
+
+}  // namespace
+
+TEST_CASE("Defaults are those of the help text") {
+  const ServeOptions options = ServeOf({"--model", "/models/tiny"});
+  CHECK(options.models == std::vector<ModelOption>{{"tiny", "/models/tiny"}});
+  CHECK(options.listen == std::vector<std::string>{"127.0.0.1:50061"});
+  CHECK(options.policy == "auto");
+  CHECK(options.activations == "file");
+  CHECK(options.threads == 0);
+  CHECK(options.max_tokens == 8192);
+  CHECK(options.queue == 256);
+  CHECK(options.memory_limit == 0);
+  CHECK(options.log_level == "info");
+  CHECK_FALSE(options.deterministic);
+  CHECK_FALSE(options.no_reflection);
+}
+
+TEST_CASE("Every flag reaches its field") {
+  const ServeOptions options = ServeOf(
+      {"--model", "a=/m/one", "--model=b=/m/two", "--listen", "[::1]:0", "--listen", "unix:/run/moed.sock", "--policy",
+       "require:cpu_generic", "--activations", "none", "--threads", "3", "--deterministic", "--max-tokens", "100",
+       "--memory-limit", "123456789012", "--cpu-features", "-avx512f,-avx2", "--health-listen", "localhost:81",
+       "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug"});
+  CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"b", "/m/two"}});
+  CHECK(options.listen == std::vector<std::string>{"[::1]:0", "unix:/run/moed.sock"});
+  CHECK(options.policy == "require:cpu_generic");
+  CHECK(options.activations == "none");
+  CHECK(options.threads == 3);
+  CHECK(options.deterministic);
+  CHECK(options.max_tokens == 100);
+  CHECK(options.memory_limit == 123456789012u);
+  CHECK(options.masked_features == std::vector<std::string>{"avx512f", "avx2"});
+  CHECK(options.health_listen == "localhost:81");
+  CHECK(options.ready_file == "/run/ready");
+  CHECK(options.queue == 7);
+  CHECK(options.no_reflection);
+  CHECK(options.log_level == "debug");
+}
+
+TEST_CASE("A configuration file takes the same options") {
+  const ConfigFile file(R"({"model": ["a=/m/one", "/m/two/"], "listen": "127.0.0.1:0", "threads": 2, "deterministic": true,
+                            "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000, "queue": 9})");
+  const ServeOptions options = ServeOf({"--config", file.path()});
+  CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"two", "/m/two/"}});
+  CHECK(options.listen == std::vector<std::string>{"127.0.0.1:0"});
+  CHECK(options.threads == 2);
+  CHECK(options.deterministic);
+  CHECK_FALSE(options.no_reflection);
+  CHECK(options.masked_features == std::vector<std::string>{"avx2"});
+  CHECK(options.memory_limit == 5000000000u);
+  CHECK(options.queue == 9);
+}
+
+TEST_CASE("A model's name defaults to its directory's last component") {
+  CHECK(ServeOf({"--model", "/models/tiny/"}).models[0].name == "tiny");
+  CHECK(ServeOf({"--model", "models/./tiny"}).models[0].name == "tiny");
+  CHECK(ServeOf({"--model", "/models/a=b"}).models[0] == ModelOption{"a=b", "/models/a=b"});
+}
+
+TEST_CASE("An unknown option is refused with the nearest one") {
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--thread", "2"}), Contains("'--thread'") && Contains("--threads"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--experts", "0:4"}), Contains("'--experts'"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:1"}), Contains("'--metrics-listen'"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "stray"}), Contains("'stray'"));
+  CHECK_THAT(ErrorOf({"--verbose", "serve", "--model", "/m"}), Contains("'--verbose'"));
+  CHECK_THAT(ErrorOf({"server"}), Contains("'server'") && Contains("nearest is serve"));
+  CHECK_THAT(ErrorOf({}), Contains("wanted a command"));
+  CHECK_THAT(ErrorOf({""}), Contains("wanted a command"));
+}
+
+TEST_CASE("An unknown key of the file is refused with the nearest one") {
+  CHECK_THAT(ConfigError(R"({"model": "/m", "max_tokens": 5})"), Contains("'max_tokens'") && Contains("'max-tokens'"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "config": "x"})"), Contains("'config'"));
+}
+
+TEST_CASE("A value that does not fit is refused with wanted and got") {
+  const auto error = [](const std::string& flag, const std::string& value) {
+    return ErrorOf({"serve", "--model", "/m", flag, value});
+  };
+  CHECK_THAT(error("--threads", "many"), Contains("--threads: wanted a whole number from 0 to 1024, got 'many'"));
+  CHECK_THAT(error("--threads", "-1"), Contains("got '-1'"));
+  CHECK_THAT(error("--threads", "2x"), Contains("got '2x'"));
+  CHECK_THAT(error("--threads", "99999999999999999999"), Contains("99999999999999999999"));
+  CHECK_THAT(error("--max-tokens", "0"), Contains("from 1 to 1048576, got '0'"));
+  CHECK_THAT(error("--memory-limit", "1.5"), Contains("got '1.5'"));
+  CHECK_THAT(error("--queue", "0"), Contains("--queue: wanted a whole number from 1"));
+  CHECK_THAT(error("--log-level", "loud"), Contains("trace, debug, info, warn, error, off, got 'loud'"));
+  CHECK_THAT(error("--activations", "fp8"), Contains("file, none, got 'fp8'"));
+  CHECK_THAT(error("--cpu-features", "avx2"), Contains("-avx512f") && Contains("got 'avx2'"));
+  CHECK_THAT(error("--cpu-features", "-avx2,-sse9"), Contains("got '-sse9'"));
+  CHECK_THAT(error("--cpu-features", "-avx2,"), Contains("got ''"));
+  CHECK_THAT(error("--policy", ""), Contains("--policy: wanted"));
+  CHECK_THAT(error("--ready-file", "--deterministic"), Contains("--ready-file: wanted a value, got '--deterministic'"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--threads"}), Contains("--threads"));
+}
+
+TEST_CASE("int8 activations are refused since no backend offers them") {
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--activations", "int8"}),
+             Contains("--activations: no linked backend offers int8"));
+}
+
+TEST_CASE("An address that cannot be one is refused") {
+  const std::string too_long = "unix:/" + std::string(107, 'x');
+  for (const std::string& address : {std::string("50061"), std::string(":50061"), std::string("host:"), std::string("host:65536"),
+                                     std::string("host:-1"), std::string("unix:"), std::string("dns:///host:1"),
+                                     std::string("::1:50061"), too_long}) {
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--listen", address}), Contains("--listen: wanted") && Contains(address));
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--health-listen", address}), Contains("--health-listen: wanted"));
+  }
+  CHECK(ServeOf({"--model", "/m", "--listen", "unix:/" + std::string(106, 'x')}).listen.size() == 1);
+}
+
+TEST_CASE("A model option without a usable name is refused") {
+  CHECK_THAT(ErrorOf({"serve"}), Contains("--model: wanted at least one"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "=path"}), Contains("[NAME=]PATH"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "name="}), Contains("[NAME=]PATH"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/"}), Contains("[NAME=]PATH"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "two words=/m"}), Contains("model name"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/one/tiny", "--model", "/two/tiny"}),
+             Contains("'tiny'") && Contains("/one/tiny") && Contains("/two/tiny"));
+}
+
+TEST_CASE("An option with two values is refused, with one value twice it is not") {
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--threads", "1", "--threads", "2"}),
+             Contains("--threads: wanted one value, got '1' and '2'"));
+  CHECK(ServeOf({"--model", "/m", "--threads", "2", "--threads", "2"}).threads == 2);
+}
+
+TEST_CASE("Flag and file may repeat each other but not differ") {
+  const std::string conflict = ConfigError(R"({"model": "/m", "threads": 4})", {"--threads", "3"});
+  CHECK_THAT(conflict, Contains("threads conflicts with --threads") && Contains("'4' in the file") && Contains("'3' on the command line"));
+  CHECK_THAT(ConfigError(R"({"model": "/m"})", {"--model", "/n"}), Contains("model conflicts with --model"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "deterministic": true})", {"--threads", "1025"}), Contains("--threads: wanted"));
+
+  const ConfigFile file(R"({"model": "/m", "threads": 4, "deterministic": true})");
+  const ServeOptions options = ServeOf({"--config", file.path(), "--threads", "04", "--deterministic", "--model", "/m"});
+  CHECK(options.threads == 4);
+  CHECK(options.models.size() == 1);
+}
+
+TEST_CASE("A value of the wrong JSON type is refused with its key") {
+  CHECK_THAT(ConfigError(R"({"threads": "4"})"), Contains("threads: wanted a whole number, got the string \"4\""));
+  CHECK_THAT(ConfigError(R"({"threads": 1.5})"), Contains("threads: wanted a whole number, got 1.5"));
+  CHECK_THAT(ConfigError(R"({"threads": -3, "model": "/m"})"), Contains("threads: wanted") && Contains("'-3'"));
+  CHECK_THAT(ConfigError(R"({"threads": null})"), Contains("threads: wanted a whole number, got null"));
+  CHECK_THAT(ConfigError(R"({"threads": [4]})"), Contains("threads: wanted a whole number, got a list"));
+  CHECK_THAT(ConfigError(R"({"policy": {"a": 1}})"), Contains("policy: wanted a string, got an object"));
+  CHECK_THAT(ConfigError(R"({"deterministic": 1})"), Contains("deterministic: wanted true or false, got 1"));
+  CHECK_THAT(ConfigError(R"({"model": [1]})"), Contains("model: wanted strings in the list, got 1"));
+  CHECK_THAT(ConfigError(R"({"model": [["/m"]]})"), Contains("model: wanted strings in the list, got a list"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "threads": 5000})"), Contains("threads: wanted a whole number from 0 to 1024"));
+}
+
+TEST_CASE("A file that is not one object is refused with the position") {
+  CHECK_THAT(ConfigError(""), Contains("syntax error at byte"));
+  CHECK_THAT(ConfigError(R"({"model": "/m")"), Contains("syntax error at byte"));
+  CHECK_THAT(ConfigError(R"({"model": "/m"} x)"), Contains("syntax error at byte"));
+  CHECK_THAT(ConfigError("[1]"), Contains("wanted"));
+  CHECK_THAT(ConfigError("7"), Contains("wanted an object of options, got 7"));
+  CHECK_THAT(ConfigError("{\"model\": \"\xff\"}"), Contains("syntax error"));
+  CHECK_THAT(ConfigError(R"({"threads": 1e999})"), Contains("wanted"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "queue": 1, "queue": 1})"), Contains("queue: wanted each key once"));
+  CHECK_THAT(ErrorOf({"serve", "--config", "/no/such/file.json"}), Contains("/no/such/file.json"));
+  CHECK_THAT(ErrorOf({"serve", "--config", "/"}), Contains("wanted"));
+}
+
+TEST_CASE("explain, check and dequantize read their own options") {
+  absl::StatusOr<CommandLine> explain = Parse({"explain", "/m", "--device", "h200", "--layer", "3", "--json"});
+  REQUIRE(explain.ok());
+  CHECK(explain->command == Command::kExplain);
+  CHECK(explain->explain.path == "/m");
+  CHECK(explain->explain.device == "h200");
+  CHECK(explain->explain.layer == 3);
+  CHECK(explain->explain.json);
+  CHECK(explain->explain.max_tokens == 8192);
+
+  absl::StatusOr<CommandLine> dequantize = Parse({"dequantize", "/m", "out", "--dtype", "bf16", "--force"});
+  REQUIRE(dequantize.ok());
+  CHECK(dequantize->dequantize.bf16);
+  CHECK(dequantize->dequantize.force);
+  CHECK(dequantize->dequantize.out == "out");
+
+  const ConfigFile file(R"({"model": "/m"})");
+  absl::StatusOr<CommandLine> check = Parse({"check", "--config", file.path()});
+  REQUIRE(check.ok());
+  CHECK(check->command == Command::kCheck);
+  CHECK(check->serve.models.size() == 1);
+
+  CHECK_THAT(ErrorOf({"explain"}), Contains("PATH"));
+  CHECK_THAT(ErrorOf({"explain", "/m", "--layer", "-1"}), Contains("--layer: wanted"));
+  CHECK_THAT(ErrorOf({"explain", "/m", "--threads", "1"}), Contains("an option of explain"));
+  CHECK_THAT(ErrorOf({"dequantize", "/m"}), Contains("PATH and OUT"));
+  CHECK_THAT(ErrorOf({"dequantize", "/m", "o", "--dtype", "f16"}), Contains("wanted f32 or bf16, got 'f16'"));
+}
+
+TEST_CASE("Help has examples and the version is printed") {
+  for (const std::string command : {"", "serve", "explain", "check", "dequantize"}) {
+    std::vector<std::string> arguments = {"--help"};
+    if (!command.empty()) arguments.insert(arguments.begin(), command);
+    absl::StatusOr<CommandLine> help = Parse(arguments);
+    REQUIRE(help.ok());
+    CHECK(help->command == Command::kPrint);
+    CHECK_THAT(help->text, Contains("Examples:") && Contains("moed " + command));
+  }
+  CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file"));
+  CHECK(Parse({"--version"})->text == "moed 0.1.0\n");
+}
+
+TEST_CASE("A masked feature takes along what cannot exist without it") {
+  IsaFlags isa;
+  for (const IsaFlagName& flag : IsaFlagNames()) isa.*flag.flag = true;
+  IsaFlags without_512 = isa;
+  MaskFeatures({"avx512f"}, &without_512);
+  CHECK_FALSE(without_512.avx512f);
+  CHECK_FALSE(without_512.avx512vnni);
+  CHECK_FALSE(without_512.avx512bf16);
+  CHECK(without_512.avx2);
+  CHECK(without_512.avxvnni);
+  IsaFlags without_avx2 = isa;
+  MaskFeatures({"avx2"}, &without_avx2);
+  CHECK_FALSE(without_avx2.avx512f);
+  CHECK_FALSE(without_avx2.avxvnni);
+  CHECK(without_avx2.f16c);
+  IsaFlags without_tiles = isa;
+  MaskFeatures({"amx_tile"}, &without_tiles);
+  CHECK_FALSE(without_tiles.amx_int8);
+  CHECK(without_tiles.avx512f);
+  IsaFlags without_vnni = isa;
+  MaskFeatures({"avx512vnni"}, &without_vnni);
+  CHECK_FALSE(without_vnni.avx512vnni);
+  CHECK(without_vnni.avx512f);
+}
+
+}  // namespace moed

@@ -1,0 +1,358 @@
+// Wire conversion: what a forward request may be, every way in which it can be wrong, and the bytes of the answer.
+#include <catch2/catch.hpp>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "proto/moe/v1/moe.pb.h"
+#include "server/wire.h"
+
+namespace moed {
+namespace {
+
+namespace v1 = moe::v1;
+using Catch::Matchers::Contains;
+
+constexpr int kHidden = 8;
+constexpr int kExperts = 4;
+constexpr int kRows = 3;
+constexpr int kSlots = 2;
+
+ModelTable OneModel() {
+  ModelStatus model;
+  model.name = "tiny";
+  model.hidden = kHidden;
+  model.num_experts = kExperts;
+  model.top_k = kSlots;
+  for (const int layer : {1, 2, 3, 7}) {
+    LayerStatus status;
+    status.layer = layer;
+    model.layers.push_back(status);
+  }
+  return ModelTable({model});
+}
+
+void SetTensor(v1::DType dtype, int64_t rows, int64_t cols, size_t bytes, v1::Tensor* tensor) {
+  tensor->Clear();
+  tensor->set_dtype(dtype);
+  tensor->add_shape(rows);
+  tensor->add_shape(cols);
+  tensor->set_data(std::string(bytes, '\0'));
+}
+
+// A correct request with ids.
+v1::ForwardRequest Good() {
+  v1::ForwardRequest request;
+  request.set_layer(1);
+  SetTensor(v1::DTYPE_BF16, kRows, kHidden, kRows * kHidden * 2, request.mutable_hidden());
+  SetTensor(v1::DTYPE_I32, kRows, kSlots, kRows * kSlots * 4, request.mutable_top_k()->mutable_ids());
+  SetTensor(v1::DTYPE_F32, kRows, kSlots, kRows * kSlots * 4, request.mutable_top_k()->mutable_weights());
+  return request;
+}
+
+// The error of Good() after `change`.
+absl::Status ErrorOf(const std::function<void(v1::ForwardRequest*)>& change) {
+  v1::ForwardRequest request = Good();
+  change(&request);
+  return CheckForward(request, OneModel()).status();
+}
+
+void CheckInvalid(const std::function<void(v1::ForwardRequest*)>& change, const std::vector<std::string>& parts) {
+  const absl::Status status = ErrorOf(change);
+  INFO(status.ToString());
+  CHECK(absl::IsInvalidArgument(status));
+  for (const std::string& part : parts) CHECK_THAT(std::string(status.message()), Contains(part));
+}
+
+}  // namespace
+
+TEST_CASE("A request with ids becomes a call that views it") {
+  const v1::ForwardRequest request = Good();
+  const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
+  REQUIRE(checked.ok());
+  CHECK(checked->model == "tiny");
+  CHECK(checked->call.layer == 1);
+  CHECK(checked->call.hidden.data == request.hidden().data().data());
+  CHECK(checked->call.hidden.rows == kRows);
+  CHECK(checked->call.hidden.cols == kHidden);
+  CHECK(checked->call.hidden.dtype == DType::kBf16);
+  CHECK(checked->output_dtype == DType::kBf16);
+  CHECK(checked->output_bytes() == kRows * kHidden * 2);
+  const RoutingByIds* routing = std::get_if<RoutingByIds>(&checked->call.routing);
+  REQUIRE(routing != nullptr);
+  CHECK(routing->top_k == kSlots);
+  CHECK(routing->ids.size() == kRows * kSlots);
+  CHECK(routing->weights.size() == kRows * kSlots);
+}
+
+TEST_CASE("Logits, or nothing, select the other ways of routing") {
+  v1::ForwardRequest request = Good();
+  SetTensor(v1::DTYPE_F32, kRows, kExperts, kRows * kExperts * 4, request.mutable_router_logits());
+  request.set_output_dtype(v1::DTYPE_F32);
+  request.set_routed_only(true);
+  const absl::StatusOr<CheckedForward> by_logits = CheckForward(request, OneModel());
+  REQUIRE(by_logits.ok());
+  REQUIRE(std::holds_alternative<RoutingByLogits>(by_logits->call.routing));
+  CHECK(std::get<RoutingByLogits>(by_logits->call.routing).logits.size() == kRows * kExperts);
+  CHECK(by_logits->output_dtype == DType::kF32);
+  CHECK(by_logits->call.routed_only);
+  request.clear_router_logits();
+  const absl::StatusOr<CheckedForward> by_gate = CheckForward(request, OneModel());
+  REQUIRE(by_gate.ok());
+  CHECK(std::holds_alternative<RoutingByGate>(by_gate->call.routing));
+}
+
+TEST_CASE("Zero rows are a valid request (B38)") {
+  v1::ForwardRequest request = Good();
+  SetTensor(v1::DTYPE_F32, 0, kHidden, 0, request.mutable_hidden());
+  SetTensor(v1::DTYPE_I32, 0, kSlots, 0, request.mutable_top_k()->mutable_ids());
+  SetTensor(v1::DTYPE_F32, 0, kSlots, 0, request.mutable_top_k()->mutable_weights());
+  const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
+  REQUIRE(checked.ok());
+  CHECK(checked->call.hidden.rows == 0);
+  CHECK(checked->output_bytes() == 0);
+}
+
+TEST_CASE("A hidden tensor whose shape and bytes disagree is refused with both (B62)") {
+  const auto hidden = [](int64_t rows, int64_t cols, size_t bytes) {
+    return [=](v1::ForwardRequest* request) { SetTensor(v1::DTYPE_BF16, rows, cols, bytes, request->mutable_hidden()); };
+  };
+  const size_t right = kRows * kHidden * 2;
+  CheckInvalid(hidden(-1, kHidden, right), {"hidden", "[-1, 8]"});
+  CheckInvalid(hidden(kRows, -8, right), {"hidden", "[3, -8]"});
+  CheckInvalid(hidden(int64_t{1} << 40, kHidden, 16), {"hidden", "17592186044416 bytes", "got 16 bytes"});
+  CheckInvalid(hidden(int64_t{1} << 62, kHidden, 16), {"hidden", "64 bits", "16 bytes"});
+  CheckInvalid(hidden(std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max(), 2), {"64 bits"});
+  CheckInvalid(hidden(std::numeric_limits<int64_t>::min(), 1, 2), {"negative"});
+  CheckInvalid(hidden(kRows, kHidden, right - 1), {"wanted 48 bytes", "got 47 bytes"});
+  CheckInvalid(hidden(kRows, kHidden, right + 1), {"wanted 48 bytes", "got 49 bytes"});
+  CheckInvalid(hidden(kRows, kHidden + 1, kRows * (kHidden + 1) * 2), {"[M, 8]", "[3, 9]"});
+  CheckInvalid(hidden(0, 0, 0), {"[M, 8]", "[0, 0]"});
+}
+
+TEST_CASE("A hidden tensor that is missing, of another rank or of another type is refused") {
+  CheckInvalid([](v1::ForwardRequest* r) { r->clear_hidden(); }, {"hidden", "got none"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_hidden()->add_shape(1); }, {"2 dimensions", "got 3: [3, 8, 1]"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_hidden()->clear_shape(); }, {"2 dimensions", "got 0: []"});
+  CheckInvalid([](v1::ForwardRequest* r) { for (int i = 0; i < 1000; ++i) r->mutable_hidden()->add_shape(1); }, {"1002", "..."});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_hidden()->set_dtype(v1::DTYPE_UNSPECIFIED); }, {"DTYPE_UNSPECIFIED"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_hidden()->set_dtype(v1::DTYPE_I32); }, {"DTYPE_I32"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_hidden()->set_dtype(static_cast<v1::DType>(77)); }, {"unknown dtype 77"});
+}
+
+TEST_CASE("An output type that no answer can have is refused") {
+  CheckInvalid([](v1::ForwardRequest* r) { r->set_output_dtype(v1::DTYPE_I32); }, {"output_dtype", "DTYPE_I32"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->set_output_dtype(static_cast<v1::DType>(-5)); }, {"output_dtype", "dtype -5"});
+}
+
+TEST_CASE("An unknown model or layer is NOT_FOUND and the valid ones are listed") {
+  const absl::Status layer = ErrorOf([](v1::ForwardRequest* r) { r->set_layer(4); });
+  CHECK(absl::IsNotFound(layer));
+  CHECK_THAT(std::string(layer.message()), Contains("1-3, 7") && Contains("got 4"));
+  const absl::Status model = ErrorOf([](v1::ForwardRequest* r) { r->set_model("huge"); });
+  CHECK(absl::IsNotFound(model));
+  CHECK_THAT(std::string(model.message()), Contains("tiny") && Contains("'huge'"));
+  CHECK(ErrorOf([](v1::ForwardRequest* r) { r->set_model("tiny"); }).ok());
+  CHECK(absl::IsNotFound(ErrorOf([](v1::ForwardRequest* r) { r->Clear(); })));
+}
+
+TEST_CASE("With two models the name is needed") {
+  ModelStatus one, two;
+  one.name = "one";
+  two.name = "two";
+  const ModelTable table({one, two});
+  CHECK(absl::IsInvalidArgument(table.Find("").status()));
+  CHECK(absl::IsNotFound(table.Find("three").status()));
+  CHECK_THAT(std::string(table.Find("").status().message()), Contains("one, two"));
+  REQUIRE(table.Find("two").ok());
+  CHECK((*table.Find("two"))->name == "two");
+}
+
+TEST_CASE("Ids and weights must have one shape, the rows of hidden, and 1 to E slots") {
+  const auto top_k = [](int64_t id_rows, int64_t id_cols, int64_t weight_rows, int64_t weight_cols) {
+    return [=](v1::ForwardRequest* r) {
+      SetTensor(v1::DTYPE_I32, id_rows, id_cols, id_rows * id_cols * 4, r->mutable_top_k()->mutable_ids());
+      SetTensor(v1::DTYPE_F32, weight_rows, weight_cols, weight_rows * weight_cols * 4, r->mutable_top_k()->mutable_weights());
+    };
+  };
+  CheckInvalid(top_k(kRows, 2, kRows, 3), {"one shape", "ids [3, 2] and weights [3, 3]"});
+  CheckInvalid(top_k(kRows, 2, kRows + 1, 2), {"one shape"});
+  CheckInvalid(top_k(2, 2, 2, 2), {"3 rows", "[2, 2]"});
+  CheckInvalid(top_k(kRows, 0, kRows, 0), {"1 to 4 slots", "[3, 0]"});
+  CheckInvalid(top_k(kRows, kExperts + 1, kRows, kExperts + 1), {"1 to 4 slots", "[3, 5]"});
+  CHECK(ErrorOf(top_k(kRows, kExperts, kRows, kExperts)).ok());
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->clear_ids(); }, {"top_k.ids", "none"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->clear_weights(); }, {"top_k.weights", "none"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->mutable_ids()->set_dtype(v1::DTYPE_F32); }, {"top_k.ids", "DTYPE_I32"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->mutable_weights()->set_dtype(v1::DTYPE_BF16); },
+               {"top_k.weights", "DTYPE_F32", "DTYPE_BF16"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->mutable_ids()->mutable_data()->pop_back(); }, {"24 bytes", "23 bytes"});
+}
+
+TEST_CASE("Logits must be [M, E] f32") {
+  const auto logits = [](v1::DType dtype, int64_t rows, int64_t cols, size_t bytes) {
+    return [=](v1::ForwardRequest* r) { SetTensor(dtype, rows, cols, bytes, r->mutable_router_logits()); };
+  };
+  CheckInvalid(logits(v1::DTYPE_F32, kRows, 5, 60), {"router_logits", "[3, 4]", "[3, 5]"});
+  CheckInvalid(logits(v1::DTYPE_F32, 2, kExperts, 32), {"router_logits", "[3, 4]", "[2, 4]"});
+  CheckInvalid(logits(v1::DTYPE_BF16, kRows, kExperts, 24), {"router_logits", "DTYPE_F32", "DTYPE_BF16"});
+  CheckInvalid(logits(v1::DTYPE_F32, kRows, kExperts, 47), {"router_logits", "48 bytes", "47 bytes"});
+}
+
+TEST_CASE("A request id above 128 bytes is refused") {
+  CHECK(ErrorOf([](v1::ForwardRequest* r) { r->set_request_id(std::string(128, 'x')); }).ok());
+  CheckInvalid([](v1::ForwardRequest* r) { r->set_request_id(std::string(129, 'x')); }, {"request_id", "128", "129"});
+}
+
+TEST_CASE("An unknown field is refused at every depth (B57)") {
+  const std::string field_10 = {'\x52', '\x01', 'a'};  // field 10, one byte long
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(field_10)); }, {"ForwardRequest", "field 10"});
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_hidden()->MergeFromString(field_10)); }, {"Tensor", "field 10"});
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_top_k()->mutable_ids()->MergeFromString(field_10)); },
+               {"Tensor", "field 10"});
+  // `layer` sent as bytes: another type than the contract's.
+  CheckInvalid([](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(std::string("\x12\x01x"))); }, {"field 2"});
+}
+
+TEST_CASE("Random bytes are refused or parse into a request that is refused (B62)") {
+  std::mt19937 random(1);
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::string bytes(1024, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    v1::ForwardRequest request;
+    if (!request.ParseFromString(bytes) || !CheckForward(request, OneModel()).ok()) ++refused;
+  }
+  CHECK(refused == 1000);
+}
+
+TEST_CASE("An answer that no message can hold is refused before it is computed") {
+  // 2 MiB of hidden states, whose routing by 64 slots per row takes 512 MiB.
+  ModelStatus wide;
+  wide.name = "wide";
+  wide.hidden = 1;
+  wide.num_experts = 64;
+  wide.top_k = 64;
+  wide.layers.resize(1);
+  const ModelTable table({wide});
+  v1::ForwardRequest request;
+  SetTensor(v1::DTYPE_F16, 1 << 20, 1, 2 << 20, request.mutable_hidden());
+  CHECK(CheckForward(request, table).ok());
+  request.set_return_routing(true);
+  const absl::Status status = CheckForward(request, table).status();
+  CHECK(absl::IsResourceExhausted(status));
+  CHECK_THAT(std::string(status.message()), Contains("538968064") && Contains("268369920"));
+}
+
+TEST_CASE("Head, data and rest together are the serialised answer") {
+  ForwardInfo info;
+  info.backend = "cpu_generic";
+  info.scheme = "int4";
+  info.generation = 3;
+  info.compute_us = 42;
+  info.top_k = 2;
+  info.ids = {3, -1};
+  info.weights = {0.5f, 0.25f};
+  for (const int64_t rows : {0, 1, 1000}) {
+    v1::ForwardRequest request = Good();
+    request.set_request_id("abc");
+    request.set_return_routing(rows == 1);
+    std::string data(static_cast<size_t>(rows) * kHidden * 2, '\0');
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 31);
+    const std::string bytes = OutputHead(DType::kF16, rows, kHidden) + data +
+                              ForwardAnswer(request, info, rows).SerializeAsString();
+    v1::ForwardResponse answer;
+    REQUIRE(answer.ParseFromString(bytes));
+    CHECK(answer.output().dtype() == v1::DTYPE_F16);
+    CHECK(answer.output().shape_size() == 2);
+    CHECK(answer.output().shape(0) == rows);
+    CHECK(answer.output().shape(1) == kHidden);
+    CHECK(answer.output().data() == data);
+    CHECK(answer.backend() == "cpu_generic");
+    CHECK(answer.scheme() == "int4");
+    CHECK(answer.generation() == 3);
+    CHECK(answer.timing().compute_us() == 42);
+    CHECK(answer.request_id() == "abc");
+    CHECK(answer.has_routing() == (rows == 1));
+    CHECK(answer.GetReflection()->GetUnknownFields(answer).empty());
+    if (rows != 1) continue;
+    int32_t ids[2];
+    std::memcpy(ids, answer.routing().ids().data().data(), sizeof(ids));
+    CHECK(ids[0] == 3);
+    CHECK(ids[1] == -1);
+    CHECK(answer.routing().weights().data().size() == 8);
+  }
+}
+
+TEST_CASE("A self-check takes 1 to 64 rows, 8 when unsaid") {
+  v1::SelfCheckRequest request;
+  CHECK(*SelfCheckTokens(request) == 8);
+  request.set_tokens(64);
+  CHECK(*SelfCheckTokens(request) == 64);
+  for (const int tokens : {-1, 65}) {
+    request.set_tokens(tokens);
+    CHECK_THAT(std::string(SelfCheckTokens(request).status().message()), Contains("1 to 64") && Contains(std::to_string(tokens)));
+  }
+}
+
+TEST_CASE("One failed row fails a self-check") {
+  v1::SelfCheckResponse response;
+  SelfCheckRow row;
+  row.passed = true;
+  AddSelfCheckRows({row}, &response);
+  CHECK(response.passed());
+  row.passed = false;
+  AddSelfCheckRows({row}, &response);
+  row.passed = true;
+  AddSelfCheckRows({row}, &response);
+  CHECK_FALSE(response.passed());
+  CHECK(response.rows_size() == 3);
+}
+
+TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
+  ModelStatus model;
+  model.name = "tiny";
+  model.state = LayerState::kReady;
+  model.layers.resize(2);
+  model.layers[0].state = LayerState::kReady;
+  model.layers[1].state = LayerState::kFailed;
+  v1::StatusResponse loading, serving;
+  FillStatus({model}, false, &loading);
+  FillStatus({model}, true, &serving);
+  CHECK(loading.models(0).state() == v1::LAYER_STATE_LOADING);
+  CHECK(loading.models(0).layers(0).state() == v1::LAYER_STATE_LOADING);
+  CHECK(loading.models(0).layers(1).state() == v1::LAYER_STATE_FAILED);
+  CHECK(serving.models(0).layers(0).state() == v1::LAYER_STATE_READY);
+  CHECK(serving.version() == "0.1.0");
+}
+
+TEST_CASE("An explanation keeps every reason") {
+  ExplainReport report;
+  report.device = "h200";
+  report.fits = false;
+  for (const int layer : {1, 2}) {
+    LayerExplanation explanation;
+    explanation.layer = layer;
+    BackendVerdict verdict;
+    verdict.name = "cpu_amx";
+    verdict.verdict.reasons = {{"isa_missing", "amx_tile"}, {"shape_unsupported", "I=640"}};
+    explanation.backends = {verdict};
+    report.layers.push_back(explanation);
+  }
+  v1::ExplainResponse all, one;
+  FillExplain(report, -1, &all);
+  FillExplain(report, 2, &one);
+  CHECK(all.layers_size() == 2);
+  REQUIRE(one.layers_size() == 1);
+  CHECK(one.layers(0).layer() == 2);
+  CHECK_FALSE(one.fits());
+  REQUIRE(one.layers(0).backends(0).reasons_size() == 2);
+  CHECK_FALSE(one.layers(0).backends(0).ok());
+  CHECK(one.layers(0).backends(0).reasons(1).code() == "shape_unsupported");
+}
+
+}  // namespace moed

@@ -1,0 +1,187 @@
+// The queue under a clock that moves only when told, without a thread of its own; and once with its thread.
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "server/work_queue.h"
+
+namespace moed {
+namespace {
+
+using std::chrono::milliseconds;
+using Next = WorkQueue::Next;
+
+// A queue, its clock, and a record of what happened to its jobs.
+struct Bench {
+  explicit Bench(int capacity) : queue(capacity, [this] { return now; }) {}
+
+  WorkQueue::Job Job(const std::string& name, WorkQueue::TimePoint deadline = WorkQueue::TimePoint::max()) {
+    WorkQueue::Job job;
+    job.run = [this, name](WorkQueue::Duration waited) {
+      events.push_back(name + " ran after " + std::to_string(waited / milliseconds(1)));
+      return Next::kDone;
+    };
+    job.drop = [this, name](absl::Status why) {
+      events.push_back(name + (absl::IsDeadlineExceeded(why) ? " expired" : absl::IsCancelled(why) ? " cancelled" : " ?"));
+    };
+    job.deadline = deadline;
+    return job;
+  }
+
+  WorkQueue::TimePoint now{};
+  std::vector<std::string> events;
+  WorkQueue queue;
+};
+
+using Events = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("Jobs run in the order of arrival and learn how long they waited") {
+  Bench bench(4);
+  CHECK(bench.queue.Push(bench.Job("a")).ok());
+  bench.now += milliseconds(5);
+  CHECK(bench.queue.Push(bench.Job("b")).ok());
+  bench.now += milliseconds(2);
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.queue.RunNext());
+  CHECK_FALSE(bench.queue.RunNext());
+  CHECK(bench.events == Events{"a ran after 7", "b ran after 2"});
+  CHECK(bench.queue.counters().finished == 2);
+}
+
+TEST_CASE("A full queue refuses at once with the numbers") {
+  Bench bench(2);
+  CHECK(bench.queue.Push(bench.Job("a")).ok());
+  CHECK(bench.queue.Push(bench.Job("b")).ok());
+  const absl::Status refused = bench.queue.Push(bench.Job("c"));
+  CHECK(absl::IsResourceExhausted(refused));
+  CHECK_THAT(std::string(refused.message()), Catch::Matchers::Contains("2 calls wait, 2 may"));
+  CHECK(bench.queue.counters().refused == 1);
+  CHECK(bench.queue.counters().waiting == 2);
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.queue.Push(bench.Job("d")).ok());
+  CHECK(bench.events == Events{"a ran after 0"});
+}
+
+TEST_CASE("A job whose deadline passed is dropped before it runs and counted (B59)") {
+  Bench bench(60);
+  for (int i = 0; i < 50; ++i) CHECK(bench.queue.Push(bench.Job("x", bench.now + milliseconds(50))).ok());
+  CHECK(bench.queue.Push(bench.Job("normal")).ok());
+  bench.now += milliseconds(50);  // a deadline that is now has passed
+  while (bench.queue.RunNext()) {
+  }
+  CHECK(bench.events.size() == 51);
+  CHECK(bench.events.front() == "x expired");
+  CHECK(bench.events.back() == "normal ran after 50");
+  CHECK(bench.queue.counters().expired == 50);
+  CHECK(bench.queue.counters().finished == 1);
+}
+
+TEST_CASE("A job with time left runs") {
+  Bench bench(2);
+  CHECK(bench.queue.Push(bench.Job("a", bench.now + milliseconds(50))).ok());
+  bench.now += milliseconds(49);
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.events == Events{"a ran after 49"});
+}
+
+TEST_CASE("A job whose caller went away is dropped before it runs and counted") {
+  Bench bench(2);
+  bool gone = false;
+  WorkQueue::Job job = bench.Job("a");
+  job.gone = [&gone] { return gone; };
+  CHECK(bench.queue.Push(job).ok());
+  gone = true;
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.events == Events{"a cancelled"});
+  CHECK(bench.queue.counters().cancelled == 1);
+}
+
+TEST_CASE("A deadline counts as such when the transport cancelled the call for it") {
+  Bench bench(2);
+  WorkQueue::Job job = bench.Job("a", bench.now + milliseconds(1));
+  job.gone = [] { return true; };
+  CHECK(bench.queue.Push(job).ok());
+  bench.now += milliseconds(1);
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.events == Events{"a expired"});
+}
+
+TEST_CASE("Jobs that nobody waits for make room in a full queue") {
+  Bench bench(2);
+  CHECK(bench.queue.Push(bench.Job("a", bench.now + milliseconds(1))).ok());
+  CHECK(bench.queue.Push(bench.Job("b")).ok());
+  bench.now += milliseconds(1);
+  CHECK(bench.queue.Push(bench.Job("c")).ok());
+  CHECK(bench.events == Events{"a expired"});
+  while (bench.queue.RunNext()) {
+  }
+  CHECK(bench.events == Events{"a expired", "b ran after 1", "c ran after 0"});
+}
+
+TEST_CASE("A job with another step goes to the back, and is dropped between steps") {
+  Bench bench(1);
+  int steps = 0;
+  WorkQueue::Job job = bench.Job("long", bench.now + milliseconds(10));
+  job.run = [&](WorkQueue::Duration) {
+    bench.events.push_back("step");
+    // The queue is empty while this runs: the other one takes the only place, and the step comes back all the same.
+    if (steps++ == 0) CHECK(bench.queue.Push(bench.Job("other")).ok());
+    return Next::kAgain;
+  };
+  CHECK(bench.queue.Push(job).ok());
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.queue.RunNext());
+  bench.now += milliseconds(10);
+  CHECK(bench.queue.RunNext());
+  CHECK_FALSE(bench.queue.RunNext());
+  CHECK(bench.events == Events{"step", "other ran after 0", "step", "long expired"});
+}
+
+TEST_CASE("Shutdown finishes what was accepted and takes nothing more") {
+  Bench bench(4);
+  int steps = 0;
+  WorkQueue::Job job = bench.Job("a");
+  job.run = [&](WorkQueue::Duration) { return ++steps < 3 ? Next::kAgain : Next::kDone; };
+  CHECK(bench.queue.Push(job).ok());
+  CHECK(bench.queue.Push(bench.Job("b")).ok());
+  bench.queue.Shutdown();
+  CHECK(steps == 3);
+  CHECK(bench.events == Events{"b ran after 0"});
+  CHECK(absl::IsUnavailable(bench.queue.Push(bench.Job("c"))));
+  CHECK(bench.queue.counters().finished == 2);
+  CHECK(bench.queue.counters().waiting == 0);
+}
+
+TEST_CASE("With its own thread every accepted job ends exactly once, also in a shutdown") {
+  constexpr int kPushers = 4, kJobs = 500;
+  std::atomic<int> ran{0}, dropped{0}, accepted{0}, refused{0};
+  WorkQueue queue(64, [] { return std::chrono::steady_clock::now(); });
+  queue.Start();
+  std::vector<std::future<void>> pushers;
+  for (int p = 0; p < kPushers; ++p) {
+    pushers.push_back(std::async(std::launch::async, [&] {
+      for (int i = 0; i < kJobs; ++i) {
+        WorkQueue::Job job;
+        job.run = [&](WorkQueue::Duration) { return ++ran, Next::kDone; };
+        job.drop = [&](absl::Status) { ++dropped; };
+        job.gone = [i] { return i % 7 == 0; };
+        ++(queue.Push(std::move(job)).ok() ? accepted : refused);
+      }
+    }));
+  }
+  for (std::future<void>& pusher : pushers) pusher.get();
+  queue.Shutdown();
+  CHECK(accepted + refused == kPushers * kJobs);
+  CHECK(ran + dropped == accepted);
+  CHECK(queue.counters().accepted == static_cast<uint64_t>(accepted));
+  CHECK(queue.counters().finished + queue.counters().cancelled == static_cast<uint64_t>(accepted));
+}
+
+}  // namespace moed

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# `./dev bench [KIND,...] [FILTER] [--json FILE]`: runs the benchmark program //bench:KIND_bench of each kind. FILE gets
+# the rows of all of them in one list.
+set -euo pipefail
+caller="$PWD"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+known=(cpu)
+usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE]; kinds: ${known[*]}"
+words=()
+json=""
+while (($# > 0)); do
+  case "$1" in
+    --json | --json=*)
+      [[ "$1" == --json=* ]] && set -- --json "${1#--json=}" "${@:2}"
+      (($# >= 2)) && [[ -n "$2" ]] || fail 2 "bench: --json: wanted a file, got nothing" "$usage"
+      json="$2"
+      [[ "$json" == /* ]] || json="$caller/$json"
+      shift 2
+      ;;
+    -*) fail 2 "bench: unknown option \"$1\"; options: --json FILE" "$usage" ;;
+    *)
+      words+=("$1")
+      shift
+      ;;
+  esac
+done
+((${#words[@]} <= 2)) || fail 2 "bench: wanted at most KIND and FILTER, got ${words[*]}" "$usage"
+IFS=, read -r -a kinds <<<"${words[0]:-$(IFS=,; echo "${known[*]}")}"
+for kind in "${kinds[@]}"; do
+  [[ " ${known[*]} " == *" $kind "* ]] || fail 2 "bench: unknown kind \"$kind\"; kinds: ${known[*]}" "$usage"
+done
+[[ -z "$json" || -d "$(dirname "$json")" ]] || fail 2 "bench: --json: wanted a file in a folder that exists, got \"$json\"" "$usage"
+
+tools/setup.sh
+targets=("${kinds[@]/#///bench:}")
+bazel build "${targets[@]/%/_bench}" || fail 2 "bench: the build failed"
+bin="$(bazel info bazel-bin 2>/dev/null)"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+for kind in "${kinds[@]}"; do
+  "$bin/bench/${kind}_bench" --json "$work/$kind.json" ${words[1]:+"${words[1]}"} ||
+    fail 1 "bench: ${kind}_bench failed with exit code $?"
+done
+if [[ -n "$json" ]]; then
+  python3 -c 'import json, sys; print(json.dumps([row for name in sys.argv[1:] for row in json.load(open(name))], indent=1))' \
+    "$work"/*.json >"$json"
+fi

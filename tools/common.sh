@@ -1,0 +1,22 @@
+# Shared by `dev` and the scripts beside this file; to be sourced. Sets `root` (the workspace) and changes into it.
+# Exit codes of all of them: 0 ok, 1 a check failed, 2 usage or set-up.
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+
+# fail CODE FIRST_LINE [DETAIL...]: the error on stderr, details indented below it.
+fail() {
+  local code="$1"
+  printf '%s\n' "dev: $2" >&2
+  shift 2
+  (($# == 0)) || printf '  %s\n' "$@" >&2
+  exit "$code"
+}
+
+# Bazel keeps its output below the home directory of a known user. Services and containers may have neither.
+bazel() {
+  local where=()
+  if [[ ! -w "${HOME:-}" ]]; then
+    where=(--output_user_root="/tmp/moed-bazel-$(id -u)")
+  fi
+  USER="${USER:-$(id -un 2>/dev/null || id -u)}" command bazel "${where[@]}" "$@"
+}
