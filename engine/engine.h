@@ -24,10 +24,17 @@
 
 namespace moed {
 
+// What is done about activations that the checkpoint wants quantized.
+enum class ActivationChoice : uint8_t {
+  kFile,  // what the file says
+  kNone,  // weights only: the operator's choice, told by the executed scheme
+};
+
 struct EngineOptions {
   int threads = 0;              // 0: as many as usable processors
   Policy policy;
   bool deterministic = false;
+  ActivationChoice activations = ActivationChoice::kFile;
   int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
   uint64_t memory_limit = 0;    // bytes that weights and workspace may take; 0: no limit of moed's own
   DeviceInfo device;            // usually ThisDevice(), with masked features

@@ -17,23 +17,38 @@
 
 namespace moed {
 
-// What the file declares for the weights of one module.
+// How the weights of one module lie in the file, and what they mean.
+//
+// The declaration fixes the container and every property that tensors alone cannot tell; a property that tensors do tell
+// (the type of a scale, whether a g_idx exists, per-tensor against per-channel where a method leaves it open) is completed
+// from them when the module is found.
 struct DeclaredScheme {
   enum class Container : uint8_t {
-    kPlain,       // unquantized `weight`
-    kGptq,        // qweight, qzeros, scales, g_idx
-    kPacked,      // compressed-tensors pack-quantized: weight_packed, weight_scale, weight_shape
+    kPlain,           // `weight`, unquantized
+    kGptq,            // qweight [K b/32, N], qzeros, scales [G, N], g_idx
+    kAwq,             // qweight [K, N/8], qzeros [G, N/8], scales [G, N]; nibbles in the order 0 2 4 6 1 3 5 7
+    kPacked,          // weight_packed I32 along K, weight_scale [N, G], weight_shape, weight_zero_point, weight_g_idx
+    kInt8,            // weight I8 [N, K], one value a byte (also int4 values), weight_scale or weight_scale_inv, zero points
+    kFp8,             // weight F8_E4M3 [N, K], weight_scale or weight_scale_inv in any of its shapes; U8 scales: MXFP8
+    kFp4,             // weight or weight_packed U8 or I8 [N, K/2], weight_scale or scale (E4M3, or E8M0 as U8), global scale
+    kTransposedInt4,  // Quark: weight I32 [K, N/8], weight_scale [G, N], weight_zero_point [G, N/8]
+    kTwoStageInt4,    // Quark: weight I32 [N, K/8], weight_scale [], weight_scale_2 [N]
+    kMxfp4Fused,      // gpt-oss: all experts in gate_up_proj_blocks / _scales and down_proj_blocks / _scales
   };
   Container container = Container::kPlain;
-  LinearScheme linear;          // element and group of the weights; scale type comes from the tensors
-  bool gptq_v2 = false;         // kGptq: zero points stored as they are, not minus one
+  LinearScheme linear;           // scale types of integer and FP8 containers come from the tensors
+  bool gptq_v2 = false;          // kGptq: zero points stored as they are, not minus one
+  bool awq_order = true;         // kTransposedInt4: nibble order of AWQ, else natural
+  bool twos_complement = false;  // kTransposedInt4, kTwoStageInt4: nibbles are signed, else unsigned with a zero point
 };
+// "gptq", "awq", "pack-quantized", ... for messages.
+const char* ContainerName(DeclaredScheme::Container container);
 
 // The quantization_config, asked by module name ("model.layers.0.mlp.experts.3.gate_proj").
 class QuantConfig {
  public:
   virtual ~QuantConfig() = default;
-  // "gptq", "compressed-tensors", "none".
+  // "gptq", "compressed-tensors", "fp8", "none", ...
   virtual std::string Method() const = 0;
   // What is declared for `module`, whichever of its spellings ("mlp.experts.3.gate_proj", "block_sparse_moe.experts.3.w1",
   // with any usual prefix) the config uses. Routers, shared-expert gates and the head are always plain. This is the

@@ -18,6 +18,22 @@ class PlainConfig : public QuantConfig {
 
 }  // namespace
 
+const char* ContainerName(DeclaredScheme::Container container) {
+  switch (container) {
+    case DeclaredScheme::Container::kPlain: return "unquantized (.weight)";
+    case DeclaredScheme::Container::kGptq: return "GPTQ (.qweight along K)";
+    case DeclaredScheme::Container::kAwq: return "AWQ (.qweight along N)";
+    case DeclaredScheme::Container::kPacked: return "pack-quantized (.weight_packed)";
+    case DeclaredScheme::Container::kInt8: return "int8 (.weight I8)";
+    case DeclaredScheme::Container::kFp8: return "FP8 (.weight F8_E4M3)";
+    case DeclaredScheme::Container::kFp4: return "FP4 (.weight or .weight_packed, two codes a byte)";
+    case DeclaredScheme::Container::kTransposedInt4: return "Quark int4 (.weight I32 along N)";
+    case DeclaredScheme::Container::kTwoStageInt4: return "Quark two-stage int4 (.weight I32 along K)";
+    case DeclaredScheme::Container::kMxfp4Fused: return "fused MXFP4 (_blocks and _scales)";
+  }
+  return "?";
+}
+
 QuantConfigPtr PlainQuantConfig() { return std::make_shared<PlainConfig>(); }
 
 absl::Status CheckModuleName(const std::string& module) {

@@ -130,15 +130,6 @@ absl::Status FindPacked(Finder& finder, LinearSource* source) {
   return TakeScaleType(module + ".weight_scale", source);
 }
 
-const char* ContainerName(DeclaredScheme::Container container) {
-  switch (container) {
-    case DeclaredScheme::Container::kPlain: return "unquantized (.weight)";
-    case DeclaredScheme::Container::kGptq: return "GPTQ (.qweight)";
-    case DeclaredScheme::Container::kPacked: return "pack-quantized (.weight_packed)";
-  }
-  return "?";
-}
-
 // One projection of one expert. Which tensors exist decides its storage; the declaration must know how to read it.
 absl::StatusOr<LinearSource> FindLinear(const ModelConfig& config, Finder& finder, LayerPlan* plan, const std::string& module,
                                         int64_t rows, int64_t cols) {

@@ -61,6 +61,7 @@ class LinearReader {
       case DeclaredScheme::Container::kPlain: return ReadAll(source_.codes, &out_->codes);
       case DeclaredScheme::Container::kGptq: return ReadGptq();
       case DeclaredScheme::Container::kPacked: return ReadPacked();
+      default: break;
     }
     return absl::InternalError("unknown container");
   }

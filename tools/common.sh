@@ -1,7 +1,8 @@
+#!/usr/bin/env bash
 # Shared by `dev` and the scripts beside this file; to be sourced. Sets `root` (the workspace) and changes into it.
 # Exit codes of all of them: 0 ok, 1 a check failed, 2 usage or set-up.
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-cd "$root"
+cd "$root" || exit 2
 
 # fail CODE FIRST_LINE [DETAIL...]: the error on stderr, details indented below it.
 fail() {
@@ -12,11 +13,9 @@ fail() {
   exit "$code"
 }
 
-# Bazel keeps its output below the home directory of a known user. Services and containers may have neither.
+# Bazel keeps its output below the home directory and asks for a user name. Services and containers may have neither.
 bazel() {
-  local where=()
-  if [[ ! -w "${HOME:-}" ]]; then
-    where=(--output_user_root="/tmp/moed-bazel-$(id -u)")
-  fi
+  local where=() home="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
+  [[ -w "$home" ]] || where=(--output_user_root="/tmp/moed-bazel-$(id -u)")
   USER="${USER:-$(id -un 2>/dev/null || id -u)}" command bazel "${where[@]}" "$@"
 }

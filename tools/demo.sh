@@ -11,7 +11,7 @@ server=""
 trap '[[ -z "$server" ]] || kill -KILL "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 step() {
-  printf '\n\033[1m$ %s\033[0m\n' "$*"
+  printf '\n$ %s\n' "$*"
   "$@" || fail 1 "demo: the step above failed with exit code $?"
 }
 

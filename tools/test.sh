@@ -84,17 +84,16 @@ run_checks() {
   done
 }
 
-# "COUNT x REASON" with the test cases that were skipped for it; lines of the file are "LABEL<tab>CASE: REASON".
+# Each reason for skipping with its test cases; lines of the file are "LABEL<tab>CASE: REASON", a case may say it often.
 print_skips() {
   [[ -s "$work/skips" ]] || return 0
   echo "Skipped:"
-  awk -F'\t' '{
+  sort -u "$work/skips" | awk -F'\t' '{
     colon = index($2, ": ")
     reason = substr($2, colon + 2)
-    if (!(reason in count)) order[++reasons] = reason
-    count[reason]++
+    if (!(reason in cases)) order[++reasons] = reason
     cases[reason] = cases[reason] "\n    " $1 ": " substr($2, 1, colon - 1)
-  } END { for (i = 1; i <= reasons; ++i) print "  " count[order[i]] " x " order[i] cases[order[i]] }' "$work/skips"
+  } END { for (i = 1; i <= reasons; ++i) print "  " order[i] cases[order[i]] }'
 }
 
 parse_arguments "$@"
