@@ -18,38 +18,44 @@
 namespace moed::cpu {
 namespace {
 
-// ---- Decoders: one vector of output features of one block of 8 input features. ----
+// ---- Decoders: one vector of output features of one block of 8 input features. Weight(i, scale) is the exact weight. ----
 
 template <class S>
 struct Int4Decoder {
   static constexpr bool kScaled = true;
+  using Scale = typename S::NibbleScale;
   typename S::I words;
   MOED_INLINE void Load(const uint8_t* block, int lane) { words = S::LoadWords(block + 4 * lane); }
-  MOED_INLINE typename S::F Value(int i) const { return S::Nibble(words, i); }
+  MOED_INLINE typename S::F Weight(int i, const Scale& scale) const { return S::NibbleWeight(words, i, scale); }
 };
+
+struct NoScale {};
 
 template <class S>
 struct Bf16Decoder {
   static constexpr bool kScaled = false;
+  using Scale = NoScale;
   const uint8_t* at;
   MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 2 * lane; }
-  MOED_INLINE typename S::F Value(int i) const { return S::LoadBf16(at + 2 * kPanelWidth * i); }
+  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadBf16(at + 2 * kPanelWidth * i); }
 };
 
 template <class S>
 struct F16Decoder {
   static constexpr bool kScaled = false;
+  using Scale = NoScale;
   const uint8_t* at;
   MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 2 * lane; }
-  MOED_INLINE typename S::F Value(int i) const { return S::LoadF16(at + 2 * kPanelWidth * i); }
+  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadF16(at + 2 * kPanelWidth * i); }
 };
 
 template <class S>
 struct F32Decoder {
   static constexpr bool kScaled = false;
+  using Scale = NoScale;
   const uint8_t* at;
   MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 4 * lane; }
-  MOED_INLINE typename S::F Value(int i) const { return S::LoadBytes(at + 4 * kPanelWidth * i); }
+  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadBytes(at + 4 * kPanelWidth * i); }
 };
 
 template <class S>
@@ -72,10 +78,12 @@ void Direct(const PanelFormat& format, const uint8_t* weights, const float* cons
   const uint8_t* at = weights;
   for (int64_t k = 0; k < format.depth;) {
     const int64_t end = format.depth - k < format.group ? format.depth : k + format.group;
-    typename S::F scale[kColumns];
+    typename D::Scale scale[kColumns];
     if constexpr (D::kScaled) {
+#pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        scale[c] = LoadScale<S>(format.scale, at + (c / kVectors) * format.panel_bytes, (c % kVectors) * S::kLanes);
+        scale[c] = S::MakeNibbleScale(
+            LoadScale<S>(format.scale, at + (c / kVectors) * format.panel_bytes, (c % kVectors) * S::kLanes));
       }
       at += format.scale_bytes;
     }
@@ -89,8 +97,7 @@ void Direct(const PanelFormat& format, const uint8_t* weights, const float* cons
       for (int i = 0; i < kBlockDepth; ++i) {
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c) {
-          typename S::F w = codes[c].Value(i);
-          if constexpr (D::kScaled) w = S::Mul(w, scale[c]);
+          const typename S::F w = codes[c].Weight(i, scale[c]);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) sum[r][c] = S::Fma(S::Broadcast(x[r] + k + i), w, sum[r][c]);
         }
@@ -126,7 +133,7 @@ void DirectPairs(const MultiplyArgs& args) {
     switch (args.count) {
       case 1: Direct<S, D, 1, 2>(format, weights, args.rows, out); break;
       case 2: Direct<S, D, 2, 2>(format, weights, args.rows, out); break;
-      case 3: Direct<S, D, 3, 2>(format, weights, args.rows, out); break;
+      case 3: if constexpr (S::kDirectRows >= 3) Direct<S, D, 3, 2>(format, weights, args.rows, out); break;
       case 4: if constexpr (S::kDirectRows >= 4) Direct<S, D, 4, 2>(format, weights, args.rows, out); break;
       default: break;
     }
@@ -148,14 +155,10 @@ void Decode(const PanelFormat& format, const uint8_t* pair, int64_t first, int64
       for (int lane = 0; lane < kPanelWidth; lane += S::kLanes) {
         D codes;
         codes.Load(block, lane);
-        typename S::F scale = S::Zero();
-        if constexpr (D::kScaled) scale = LoadScale<S>(format.scale, scales, lane);
+        typename D::Scale scale;
+        if constexpr (D::kScaled) scale = S::MakeNibbleScale(LoadScale<S>(format.scale, scales, lane));
 #pragma GCC unroll 8
-        for (int i = 0; i < kBlockDepth; ++i) {
-          typename S::F w = codes.Value(i);
-          if constexpr (D::kScaled) w = S::Mul(w, scale);
-          S::Store(out + i * kPairWidth + lane, w);
-        }
+        for (int i = 0; i < kBlockDepth; ++i) S::Store(out + i * kPairWidth + lane, codes.Weight(i, scale));
       }
     }
   }

@@ -11,7 +11,7 @@ struct Avx2 {
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kPairsAtOnce = 1;
-  static constexpr int kDirectRows = 3;  // 3 rows x 4 vectors of sums, of 16 registers
+  static constexpr int kDirectRows = 2;  // 2 rows x 4 vectors of sums, of 16 registers; a third row would spill
   static constexpr int kTileRows = 3;
   static constexpr int kDepth = 128;     // x 32 columns x 4 bytes = 16 KiB: half of a 32 KiB L1
 
@@ -36,9 +36,20 @@ struct Avx2 {
   }
 
   static MOED_INLINE I LoadWords(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const I*>(at)); }
-  // Nibble i of each word, sign-extended: up to the top, then an arithmetic shift down.
-  static MOED_INLINE F Nibble(I words, int i) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 28 - 4 * i), 28));
+  // A nibble is isolated where it lies, which gives code * 16^i (i < 4, after one shift for the upper four), so the scale is
+  // kept divided by 16^i: w = code * scale - 8 * scale in one fused operation, which rounds (code - 8) * scale once, as the
+  // multiplication would (for scales above 2^-114, where dividing by 16^3 is exact).
+  struct NibbleScale {
+    F by_place[4];
+    F minus_zero;
+  };
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) {
+    return {{scale, Mul(scale, Set(0x1p-4f)), Mul(scale, Set(0x1p-8f)), Mul(scale, Set(0x1p-12f))}, Mul(scale, Set(-8.0f))};
+  }
+  static MOED_INLINE F NibbleWeight(I words, int i, const NibbleScale& scale) {
+    const I half = i < 4 ? words : _mm256_srli_epi32(words, 16);
+    const I code = _mm256_and_si256(half, _mm256_set1_epi32(0xF << (4 * (i % 4))));
+    return Fma(_mm256_cvtepi32_ps(code), scale.by_place[i % 4], scale.minus_zero);
   }
   static MOED_INLINE F LoadBf16(const uint8_t* at) {
     const I wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));

@@ -37,9 +37,11 @@ struct Avx512 {
 
   static MOED_INLINE I LoadWords(const uint8_t* at) { return _mm512_loadu_si512(at); }
   // The permute looks at the low four bits of each index only, so nibble i needs a shift and no mask.
-  static MOED_INLINE F Nibble(I words, int i) {
-    const F values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), values);
+  using NibbleScale = F;
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) { return scale; }
+  static MOED_INLINE F NibbleWeight(I words, int i, F scale) {
+    const F values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return Mul(_mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), values), scale);
   }
   static MOED_INLINE F LoadBf16(const uint8_t* at) {
     const I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));

@@ -62,7 +62,11 @@ struct Portable {
     std::memcpy(&words, at, sizeof(words));
     return words;
   }
-  static MOED_INLINE F Nibble(I words, int i) { return __builtin_convertvector((words << (28 - 4 * i)) >> 28, F); }
+  using NibbleScale = F;
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) { return scale; }
+  static MOED_INLINE F NibbleWeight(I words, int i, F scale) {
+    return __builtin_convertvector(((words >> (4 * i)) & 15) - 8, F) * scale;
+  }
   static MOED_INLINE uint16_t Half(const uint8_t* at, int i) {
     uint16_t bits;
     std::memcpy(&bits, at + 2 * i, 2);

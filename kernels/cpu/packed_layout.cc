@@ -27,20 +27,19 @@ int64_t SourceOf(const PackedLayout& layout, int64_t features, int64_t at) {
   return layout.source[at];
 }
 
-// Two's-complement nibbles of 8 packed positions of one output feature.
+// The codes of 8 packed positions of one output feature; padding gets the zero point.
 uint32_t PackNibbles(const PackedLayout& layout, const LinearWeights& weights, int64_t row, int64_t first) {
   const uint8_t* codes = weights.codes.data() + row * weights.row_bytes();
   if (layout.source.empty() && first + kBlockDepth <= weights.cols) {
     uint32_t word;
     std::memcpy(&word, codes + first / 2, 4);
-    return word ^ 0x88888888u;  // code - 8 in two's complement is the code with its top bit flipped
+    return word;
   }
   uint32_t word = 0;
   for (int i = 0; i < kBlockDepth; ++i) {
     const int64_t k = SourceOf(layout, weights.cols, first + i);
-    if (k < 0) continue;
-    const uint32_t code = (codes[k / 2] >> (4 * (k & 1))) & 0xF;
-    word |= (code ^ 8u) << (4 * i);
+    const uint32_t code = k < 0 ? 8 : (codes[k / 2] >> (4 * (k & 1))) & 0xF;
+    word |= code << (4 * i);
   }
   return word;
 }
@@ -48,7 +47,7 @@ uint32_t PackNibbles(const PackedLayout& layout, const LinearWeights& weights, i
 void PackInt4Block(const PackedLayout& layout, const LinearWeights& weights, int64_t first_row, int64_t first, uint8_t* out) {
   for (int lane = 0; lane < kPanelWidth; ++lane) {
     const int64_t row = first_row + lane;
-    const uint32_t word = row < weights.rows ? PackNibbles(layout, weights, row, first) : 0;
+    const uint32_t word = row < weights.rows ? PackNibbles(layout, weights, row, first) : 0x88888888u;
     std::memcpy(out + 4 * lane, &word, 4);
   }
 }

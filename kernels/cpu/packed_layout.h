@@ -6,15 +6,15 @@
 //   panel  = group 0 | group 1 | ...
 //   group  = 16 scales (in their own type) | block | block | ...      unquantized: no scales, one group
 //   block  = 8 input features x 16 output features
-//     int4       16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold input feature i as a
-//                two's-complement nibble (code - 8)
+//     int4       16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold the code of
+//                input feature i (0..15, zero point 8)
 //     16-bit     8 rows of 16 elements, one row per input feature; f32 likewise
 //
 // One output feature lives in one SIMD lane, so every output is a chain of fused multiply-adds in ascending input feature,
 // whatever the number of rows: that is what makes a row's result independent of its company.
 // Two panels form a pair and are stored one after the other: gate p with up p, or down 2p with down 2p + 1.
-// Padding: input features up to a multiple of 8 in each group, output features up to 16 (down: 32); padded codes are 0 and
-// padded scales are 0, so padding contributes exactly 0 to every sum of finite inputs.
+// Padding: input features up to a multiple of 8 in each group, output features up to 16 (down: 32); padded codes are the
+// zero point (or 0.0) and padded scales are 0, so padding contributes exactly 0 to every sum of finite inputs.
 #ifndef MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 
