@@ -70,7 +70,7 @@ absl::Status Engine::Load(const std::string& name, const std::function<void(int 
   for (int index = 0; status.ok() && index < model.layer_count(); ++index) {
     {
       std::lock_guard<std::mutex> lock(compute_mutex_);
-      status = model.LoadLayer(index, *pool_);
+      status = model.LoadLayer(index, *pool_, *scratch_);
     }
     if (status.ok() && progress) progress(index + 1, model.layer_count(), model.config().moe_layers[index]);
   }
@@ -100,10 +100,7 @@ absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& m
                                                             uint64_t seed) {
   absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
   if (!model.ok()) return model.status();
-  const Backend* reference = nullptr;
-  for (const Backend* backend : backends_) {
-    if (backend->Name() == "reference") reference = backend;
-  }
+  const Backend* reference = FindReference(backends_);
   if (reference == nullptr) return absl::FailedPreconditionError("no reference backend is linked in");
   std::vector<SelfCheckRow> rows;
   const std::vector<int> layers = layer < 0 ? (*model)->config().moe_layers : std::vector<int>{layer};

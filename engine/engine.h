@@ -35,6 +35,10 @@ struct EngineOptions {
   Policy policy;
   bool deterministic = false;
   ActivationChoice activations = ActivationChoice::kFile;
+  // Experts [first_expert, end_expert) are held, end_expert 0 means all: ids outside contribute 0, so that the results of
+  // servers that hold the ranges of a partition sum to the whole. The shared expert belongs to the range that starts at 0.
+  int first_expert = 0;
+  int end_expert = 0;
   int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
   uint64_t memory_limit = 0;    // bytes that weights and workspace may take; 0: no limit of moed's own
   DeviceInfo device;            // usually ThisDevice(), with masked features

@@ -49,7 +49,7 @@ absl::StatusOr<Routing> RouteAll(const ModelConfig& config, const LoadedLayer& l
   return Routing{config.top_k, scratch.ids, scratch.weights};
 }
 
-// Routed sum plus shared expert, both in float32, rounded once.
+// Routed sum plus shared expert, times its gate's factor where it has one, all in float32, rounded once.
 absl::Status RunWithShared(const LoadedLayer& layer, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool,
                            Scratch& scratch) {
   const int64_t rows = batch.x.rows, hidden = batch.x.cols;
@@ -62,13 +62,26 @@ absl::Status RunWithShared(const LoadedLayer& layer, const MoeBatch& batch, Muta
   MoeBatch shared = {batch.x, ids, ones, 1};
   status = RunPrepared(*layer.shared, shared, {scratch.shared.data(), DType::kF32, rows, hidden}, pool, scratch);
   if (!status.ok()) return status;
+  scratch.factors.assign(static_cast<size_t>(rows), 1.0f);
+  if (!layer.gate.shared_gate.empty()) ComputeSharedFactors(layer.gate, batch.x, pool, scratch.factors);
   pool.ParallelFor(rows, [&](int64_t row, int) {
+    const float factor = scratch.factors[row];
     float* sum = scratch.routed.data() + row * hidden;
     const float* add = scratch.shared.data() + row * hidden;
-    for (int64_t c = 0; c < hidden; ++c) sum[c] += add[c];
+    for (int64_t c = 0; c < hidden; ++c) sum[c] += factor * add[c];
     RowFromFloat(sum, row, out);
   });
   return absl::OkStatus();
+}
+
+// Ids of the model to ids of the experts that this server holds; the others become "no expert".
+void MakeLocal(const LoadedLayer& layer, Routing* routing, Scratch& scratch) {
+  scratch.local_ids.assign(routing->ids.begin(), routing->ids.end());
+  for (int32_t& id : scratch.local_ids) {
+    const int32_t local = id - layer.first_expert;
+    id = local >= 0 && local < layer.plan.routed.num_experts ? local : -1;
+  }
+  routing->ids = scratch.local_ids;
 }
 
 // Rows of one chunk: both prepared layers' limit, in slots of the desc's own top-k.
@@ -131,6 +144,7 @@ absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, con
     info->ids.assign(routing->ids.begin(), routing->ids.end());
     info->weights.assign(routing->weights.begin(), routing->weights.end());
   }
+  if (layer.plan.routed.num_experts != config.num_experts) MakeLocal(layer, &*routing, scratch);
   const bool with_shared = layer.shared != nullptr && !call.routed_only;
   const int64_t step = RowsAtOnce(layer, with_shared, routing->top_k);
   for (int64_t first = 0; first < call.hidden.rows; first += step) {

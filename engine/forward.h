@@ -13,8 +13,10 @@ struct Scratch {
   std::vector<float> logits;
   std::vector<int32_t> ids;
   std::vector<float> weights;
+  std::vector<int32_t> local_ids;  // ids among the experts that are held, -1 for the others
   std::vector<float> routed;  // float32 sums of a chunk when a shared expert is added
   std::vector<float> shared;
+  std::vector<float> factors;  // of the shared expert's rows
   std::vector<std::byte> workspace;
 };
 

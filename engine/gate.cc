@@ -1,5 +1,6 @@
 #include "engine/gate.h"
 
+#include <cmath>
 #include <vector>
 
 #include "kernels/convert.h"
@@ -22,6 +23,12 @@ float Dot(const float* a, const float* b, int64_t n) {
   return sums[0];
 }
 
+float Sigmoid(float z) {
+  // The exponent is never positive, so nothing overflows; NaN takes the second branch and stays NaN.
+  const float e = std::exp(-std::fabs(z));
+  return z >= 0.0f ? 1.0f / (1.0f + e) : e / (1.0f + e);
+}
+
 }  // namespace
 
 void ComputeLogits(const GateWeights& gate, const TensorView& x, WorkerPool& pool, std::span<float> logits) {
@@ -40,6 +47,14 @@ void ComputeLogits(const GateWeights& gate, const TensorView& x, WorkerPool& poo
         logits[(first + r) * experts + e] = Dot(rows.data() + r * hidden, gate.weight.data() + e * hidden, hidden) + bias;
       }
     }
+  });
+}
+
+void ComputeSharedFactors(const GateWeights& gate, const TensorView& x, WorkerPool& pool, std::span<float> factors) {
+  pool.ParallelFor(x.rows, [&](int64_t row, int) {
+    std::vector<float> values(static_cast<size_t>(x.cols));
+    RowToFloat(x, row, values.data());
+    factors[row] = Sigmoid(Dot(values.data(), gate.shared_gate.data(), x.cols));
   });
 }
 

@@ -13,7 +13,10 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;  // real files need 8
 
-bool OrderMatters(const std::string& key) { return key == "dynamic" || key == "config_groups"; }
+bool OrderMatters(const std::string& key) {
+  static const std::set<std::string> keys = {"config_groups", "dynamic", "extra_config", "layer_quant_config"};
+  return keys.count(key) > 0;
+}
 
 // Walks the events of a text once, before any tree is built: checks what the tree builder would accept silently (depth,
 // repeated keys) and records the key order where it matters.

@@ -25,7 +25,7 @@ constexpr uint64_t kMaxConfigBytes = 16u << 20;
 struct JsonDocument {
   nlohmann::json root;  // objects are sorted by key
   // The keys of objects whose order has a meaning, as in the text, by the path of keys to the object. Recorded for the
-  // objects called "dynamic" and "config_groups".
+  // objects called "config_groups", "dynamic", "extra_config" and "layer_quant_config".
   std::map<std::vector<std::string>, std::vector<std::string>> key_order;
 };
 

@@ -5,11 +5,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/chunking.h"
+#include "engine/self_check.h"
 
 namespace moed {
 namespace {
 
+// The experts of another reader from `first` on.
+class OffsetReader : public ExpertReader {
+ public:
+  OffsetReader(std::shared_ptr<const ExpertReader> all, int first) : all_(std::move(all)), first_(first) {}
+  absl::Status Read(int expert, ExpertWeights* out) const override { return all_->Read(first_ + expert, out); }
+
+ private:
+  const std::shared_ptr<const ExpertReader> all_;
+  const int first_;
+};
+
 std::string Text(const absl::Status& status) { return std::string(status.message().data(), status.message().size()); }
+
+// Rows of the self-check at load: enough for three magnitudes.
+constexpr int64_t kLoadCheckTokens = 3;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, Text(status)));
@@ -19,7 +34,7 @@ absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
 
 absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, const std::string& path,
                                                        const EngineOptions& options, std::span<const Backend* const> backends) {
-  std::shared_ptr<Model> model(new Model);
+  std::shared_ptr<Model> model(new Model(options, {backends.begin(), backends.end()}));
   model->name_ = name;
   model->path_ = path;
   absl::StatusOr<ModelConfig> config = ReadModelConfig(path);
@@ -31,42 +46,75 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
 
   absl::StatusOr<std::vector<LayerPlan>> plans = PlanModel(model->config_, *model->checkpoint_);
   if (!plans.ok()) return plans.status();
-  absl::StatusOr<ExplainReport> report = ExplainPlans(*plans, options.device, backends, options.policy, options.max_tokens);
-  if (!report.ok()) return report.status();
-  model->report_ = *std::move(report);
   for (LayerPlan& plan : *plans) {
     model->layers_.push_back(std::make_unique<LoadedLayer>());
     model->layers_.back()->plan = std::move(plan);
   }
+  model->ApplyActivationChoice();
+  absl::Status range = model->ApplyExpertRange();
+  if (!range.ok()) return range;
+  std::vector<LayerPlan> executed;
+  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
+  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens);
+  if (!report.ok()) return report.status();
+  model->report_ = *std::move(report);
   model->states_.assign(model->layers_.size(), LayerState::kPlanned);
-  absl::Status status = model->ChooseBackends(options, backends);
-  if (status.ok()) status = model->CheckMemory(options);
+  absl::Status status = model->ChooseBackends();
+  if (status.ok()) status = model->CheckMemory();
   if (!status.ok()) return status;
   return model;
 }
 
-absl::Status Model::ChooseBackends(const EngineOptions& options, std::span<const Backend* const> backends) {
-  const auto choose = [&](int layer, MoeDesc* desc, Choice* out) -> absl::Status {
-    desc->deterministic = options.deterministic;
-    absl::StatusOr<Choice> choice =
-        Choose(*desc, options.device, backends, options.policy.For(layer, desc->scheme.gate.weights.element));
-    if (!choice.ok()) return choice.status();
-    *out = *std::move(choice);
-    desc->max_tokens = ChunkRows(*out->backend, *desc, options.max_tokens);
-    return absl::OkStatus();
-  };
+void Model::ApplyActivationChoice() {
+  for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
+    layer->file_scheme = Describe(layer->plan.routed.scheme);
+    if (options_.activations == ActivationChoice::kFile) continue;
+    for (QuantScheme* scheme : {&layer->plan.routed.scheme, &layer->plan.shared.scheme}) {
+      scheme->gate.input = scheme->up.input = scheme->down.input = ActivationScheme();
+    }
+  }
+}
+
+absl::Status Model::ApplyExpertRange() {
+  const int first = options_.first_expert, end = options_.end_expert;
+  if (end == 0) return absl::OkStatus();
+  if (first < 0 || first >= end || end > config_.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": experts ", first, ":", end, " are asked for, want a range within 0:",
+                                                   config_.num_experts));
+  }
+  for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
+    layer->first_expert = first;
+    layer->plan.routed.num_experts = end - first;
+    layer->plan.experts = std::make_shared<OffsetReader>(std::move(layer->plan.experts), first);
+    if (first > 0) layer->plan.has_shared = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const {
+  desc->deterministic = options_.deterministic;
+  absl::StatusOr<Choice> choice =
+      Choose(*desc, options_.device, backends, options_.policy.For(layer, desc->scheme.gate.weights.element));
+  if (!choice.ok()) return choice.status();
+  *out = *std::move(choice);
+  desc->max_tokens = ChunkRows(*out->backend, *desc, options_.max_tokens);
+  return absl::OkStatus();
+}
+
+absl::Status Model::ChooseBackends() {
   for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
     LayerPlan& plan = layer->plan;
-    absl::Status status = choose(plan.layer, &plan.routed, &layer->choice);
+    absl::Status status = ChooseFor(plan.layer, backends_, &plan.routed, &layer->choice);
     if (!status.ok()) return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, " (", Describe(plan.routed.scheme), "): "), status);
     if (!plan.has_shared) continue;
-    status = choose(plan.layer, &plan.shared, &layer->shared_choice);
+    status = ChooseFor(plan.layer, backends_, &plan.shared, &layer->shared_choice);
     if (!status.ok()) return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, ", shared expert: "), status);
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::CheckMemory(const EngineOptions& options) const {
+absl::Status Model::CheckMemory() const {
+  const EngineOptions& options = options_;
   uint64_t bytes = 0, workspace = 0;
   for (const LayerExplanation& layer : report_.layers) {
     bytes += layer.bytes;
@@ -80,20 +128,14 @@ absl::Status Model::CheckMemory(const EngineOptions& options) const {
                                                    limit == options.memory_limit ? " (memory limit)" : " (memory of the machine)"));
 }
 
-absl::Status Model::LoadLayer(int index, WorkerPool& pool) {
+absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
   LoadedLayer& layer = *layers_[index];
   {
     std::lock_guard<std::mutex> lock(mutex_);
     states_[index] = state_ = LayerState::kLoading;
   }
-  absl::StatusOr<std::unique_ptr<PreparedMoe>> routed =
-      layer.choice.backend->Prepare(layer.plan.routed, *layer.plan.experts, pool);
-  if (!routed.ok()) return routed.status();
-  layer.routed = *std::move(routed);
-  if (!(layer.routed->ExecutedScheme() == layer.plan.routed.scheme)) {
-    return absl::InternalError(absl::StrCat("layer ", layer.plan.layer, ": ", layer.choice.backend->Name(), " executes ",
-                                            Describe(layer.routed->ExecutedScheme()), ", want ", Describe(layer.plan.routed.scheme)));
-  }
+  absl::Status status = PrepareChecked(index, pool, scratch);
+  if (!status.ok()) return status;
   if (layer.plan.has_shared) {
     absl::StatusOr<std::unique_ptr<PreparedMoe>> shared =
         layer.shared_choice.backend->Prepare(layer.plan.shared, *layer.plan.shared_expert, pool);
@@ -106,6 +148,58 @@ absl::Status Model::LoadLayer(int index, WorkerPool& pool) {
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;
   return absl::OkStatus();
+}
+
+absl::Status Model::PrepareChecked(int index, WorkerPool& pool, Scratch& scratch) {
+  LoadedLayer& layer = *layers_[index];
+  const MoeDesc& desc = layer.plan.routed;
+  const Backend* reference = FindReference(backends_);
+  std::vector<const Backend*> left = backends_;
+  for (;;) {
+    absl::StatusOr<std::unique_ptr<PreparedMoe>> routed = layer.choice.backend->Prepare(desc, *layer.plan.experts, pool);
+    if (!routed.ok()) return routed.status();
+    layer.routed = *std::move(routed);
+    const std::string name = layer.choice.backend->Name();
+    if (!(layer.routed->ExecutedScheme() == desc.scheme)) {
+      return absl::InternalError(absl::StrCat("layer ", layer.plan.layer, ": ", name, " executes ",
+                                              Describe(layer.routed->ExecutedScheme()), ", want ", Describe(desc.scheme)));
+    }
+    if (reference == nullptr || layer.choice.backend == reference) return absl::OkStatus();
+    absl::StatusOr<SelfCheckRow> row = CheckLayer(layer, *reference, kLoadCheckTokens, static_cast<uint64_t>(layer.plan.layer), pool, scratch);
+    if (!row.ok()) return row.status();
+    if (row->passed) return absl::OkStatus();
+
+    const std::string why = absl::StrCat("self-check on the loaded weights: relative error ", row->max_rel, ", bound ", row->bound);
+    layer.routed.reset();
+    const LayerPolicy policy = options_.policy.For(layer.plan.layer, desc.scheme.gate.weights.element);
+    if (policy.kind == LayerPolicy::Kind::kRequire) {
+      return absl::InternalError(absl::StrCat("layer ", layer.plan.layer, ": ", name, " is required and failed its ", why));
+    }
+    std::erase(left, layer.choice.backend);
+    absl::StatusOr<Choice> next = Choose(desc, options_.device, left, LayerPolicy());
+    if (!next.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": ", name, " failed its ", why, "; "), next.status());
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      layer.choice = *std::move(next);
+    }
+    layer.plan.routed.max_tokens = ChunkRows(*layer.choice.backend, desc, options_.max_tokens);
+    Quarantine(index, name, why);
+  }
+}
+
+void Model::Quarantine(int index, const std::string& backend, const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LayerExplanation& explanation = report_.layers[index];
+  for (BackendVerdict& verdict : explanation.backends) {
+    if (verdict.name == backend) verdict.verdict.reasons.push_back({"quarantined", why});
+  }
+  explanation.choice = layers_[index]->choice.backend->Name();
+  absl::StrAppend(&explanation.note, explanation.note.empty() ? "" : "; ", backend, " is quarantined: ", why);
+}
+
+ExplainReport Model::report() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return report_;
 }
 
 void Model::FinishLoad(const absl::Status& status) {
@@ -147,7 +241,7 @@ ModelStatus Model::Status() const {
     LayerStatus row;
     row.layer = layer.plan.layer;
     row.state = states_[index];
-    row.scheme = Describe(layer.plan.routed.scheme);
+    row.scheme = layer.file_scheme;
     row.backend = layer.choice.backend->Name();
     row.note = report_.layers[index].note;
     row.file_bytes = layer.plan.file_bytes;

@@ -16,7 +16,9 @@ namespace moed {
 
 // What a layer needs to run: immutable once the layer is ready.
 struct LoadedLayer {
-  LayerPlan plan;
+  LayerPlan plan;                          // of the experts that are held
+  int first_expert = 0;                    // the model's number of the first of them
+  std::string file_scheme;                 // in words; differs from what runs when the operator chose other activations
   Choice choice;
   Choice shared_choice;                    // backend is null without a shared expert
   std::unique_ptr<PreparedMoe> routed;
@@ -33,12 +35,15 @@ class Model {
 
   const std::string& name() const { return name_; }
   const ModelConfig& config() const { return config_; }
-  const ExplainReport& report() const { return report_; }
+  // What was decided at planning and, for quarantined backends, at loading.
+  ExplainReport report() const;
   int layer_count() const { return static_cast<int>(layers_.size()); }
   uint64_t generation() const { return generation_; }
 
-  // Loads layer `index` (not its number): prepares routed and shared experts and reads the gate. `pool` must not be in use.
-  absl::Status LoadLayer(int index, WorkerPool& pool);
+  // Loads layer `index` (not its number): prepares routed and shared experts, reads the gate, and compares the routed experts
+  // with the reference on the loaded weights. A backend that fails the comparison is quarantined for this layer and the next
+  // fitting one is taken, unless the policy requires it. `pool` must not be in use.
+  absl::Status LoadLayer(int index, WorkerPool& pool, Scratch& scratch);
   // After the last layer, or with the error that ended loading.
   void FinishLoad(const absl::Status& status);
 
@@ -48,19 +53,27 @@ class Model {
   ModelStatus Status() const;
 
  private:
-  Model() = default;
-  absl::Status ChooseBackends(const EngineOptions& options, std::span<const Backend* const> backends);
-  absl::Status CheckMemory(const EngineOptions& options) const;
+  Model(EngineOptions options, std::vector<const Backend*> backends)
+      : options_(std::move(options)), backends_(std::move(backends)) {}
+  void ApplyActivationChoice();
+  absl::Status ApplyExpertRange();
+  absl::Status ChooseBackends();
+  absl::Status ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const;
+  absl::Status CheckMemory() const;
+  absl::Status PrepareChecked(int index, WorkerPool& pool, Scratch& scratch);
+  void Quarantine(int index, const std::string& backend, const std::string& why);
 
+  const EngineOptions options_;
+  const std::vector<const Backend*> backends_;  // in priority order
   std::string name_;
   std::string path_;
   ModelConfig config_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  ExplainReport report_;
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
   uint64_t generation_ = 1;
 
   mutable std::mutex mutex_;  // guards what follows
+  ExplainReport report_;
   std::vector<LayerState> states_;
   LayerState state_ = LayerState::kPlanned;
   std::string error_;

@@ -2,60 +2,22 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/checkpoint.h"
 #include "engine/json_text.h"
+#include "engine/model_family.h"
 #include "engine/quant_config.h"
 
 namespace moed {
 namespace {
 
 using nlohmann::json;
+using Layers = FamilyEntry::Layers;
+using Shared = FamilyEntry::Shared;
 
-constexpr int64_t kMaxWidth = 1 << 20;  // of H and I; the widest published layers have 18432
-constexpr int64_t kMaxExperts = 65535;  // ids travel through 16-bit tables
-constexpr int64_t kMaxLayers = 10000;
 constexpr char kWhere[] = "config.json: ";
-
-struct FamilyEntry {
-  Family family;
-  const char* model_type;
-  const char* architecture;
-};
-constexpr std::array<FamilyEntry, 4> kFamilies = {{
-    {Family::kMixtral, "mixtral", "MixtralForCausalLM"},
-    {Family::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"},
-    {Family::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM"},
-    {Family::kGptOss, "gpt_oss", "GptOssForCausalLM"},
-}};
-
-std::string FamilyNames() {
-  std::string names;
-  for (const FamilyEntry& entry : kFamilies) absl::StrAppend(&names, names.empty() ? "" : ", ", entry.model_type);
-  return names;
-}
-
-// The family by model_type, or where that name is not known (kimi_k2 is built from deepseek_v3) by the architecture.
-void ReadFamily(ConfigReader* reader, ModelConfig* config) {
-  config->model_type = reader->StringOr("model_type", "");
-  const std::vector<std::string> architectures = reader->StringsOrEmpty("architectures");
-  std::optional<Family> by_type;
-  std::optional<Family> by_architecture;
-  for (const FamilyEntry& entry : kFamilies) {
-    if (config->model_type == entry.model_type) by_type = entry.family;
-    if (!architectures.empty() && architectures.front() == entry.architecture) by_architecture = entry.family;
-  }
-  if (!by_type && !by_architecture) {
-    reader->Fail(reader->Has("model_type") ? "model_type" : "architectures", absl::StrCat("a model of ", FamilyNames()));
-  } else if (by_type && by_architecture && *by_type != *by_architecture) {
-    reader->Fail("architectures", absl::StrCat("an architecture of the model_type ", FamilyName(*by_type)));
-  } else {
-    config->family = by_type ? *by_type : *by_architecture;
-  }
-}
 
 // One number that files write under several names. All that are present must agree; the first name is the one to ask for.
 int64_t Aliased(ConfigReader* reader, const std::vector<std::string>& keys, int64_t low, int64_t high) {
@@ -71,19 +33,29 @@ int64_t Aliased(ConfigReader* reader, const std::vector<std::string>& keys, int6
   return found.empty() ? reader->Int(keys.front(), low, high) : value;
 }
 
-void ReadSizes(ConfigReader* reader, ModelConfig* config) {
-  const bool own_key = config->family == Family::kQwen3Moe || config->family == Family::kDeepseekV3;
-  config->num_layers = static_cast<int>(reader->Int("num_hidden_layers", 1, kMaxLayers));
-  config->hidden = reader->Int("hidden_size", 1, kMaxWidth);
-  config->intermediate = reader->Int(own_key ? "moe_intermediate_size" : "intermediate_size", 1, kMaxWidth);
+// `first`, then the others.
+std::vector<std::string> WithFirst(const std::string& first, const std::vector<std::string>& others) {
+  std::vector<std::string> keys = {first};
+  for (const std::string& key : others) {
+    if (key != first) keys.push_back(key);
+  }
+  return keys;
+}
+
+// I, E and k. `reader` stands where the family keeps them: at the text model, or for dbrx at its ffn_config.
+void ReadExpertSizes(const FamilyEntry& entry, ConfigReader* reader, ModelConfig* config) {
+  const bool dbrx = entry.family == Family::kDbrx;
+  config->intermediate = reader->Int(entry.width_key, 1, kMaxWidth);
   const std::vector<std::string> expert_keys =
-      config->family == Family::kDeepseekV3
-          ? std::vector<std::string>{"n_routed_experts", "num_local_experts", "num_experts"}
-          : std::vector<std::string>{config->family == Family::kQwen3Moe ? "num_experts" : "num_local_experts",
-                                     config->family == Family::kQwen3Moe ? "num_local_experts" : "num_experts",
-                                     "n_routed_experts"};
+      dbrx ? std::vector<std::string>{entry.experts_key}
+           : WithFirst(entry.experts_key, {"num_local_experts", "num_experts", "n_routed_experts"});
   config->num_experts = static_cast<int>(Aliased(reader, expert_keys, 1, kMaxExperts));
-  const std::vector<std::string> top_k_keys = {"num_experts_per_tok", "experts_per_token", "num_experts_per_token"};
+  const char* const top_k_key = dbrx                                    ? "moe_top_k"
+                                : entry.family == Family::kKimiLinear ? "num_experts_per_token"
+                                                                      : "num_experts_per_tok";
+  const std::vector<std::string> top_k_keys =
+      dbrx ? std::vector<std::string>{top_k_key}
+           : WithFirst(top_k_key, {"num_experts_per_tok", "experts_per_token", "num_experts_per_token"});
   config->top_k = static_cast<int>(Aliased(reader, top_k_keys, 1, kMaxExperts));
   if (reader->status().ok() && config->top_k > config->num_experts) {
     const auto key = std::find_if(top_k_keys.begin(), top_k_keys.end(), [&](const auto& k) { return reader->Has(k); });
@@ -91,8 +63,19 @@ void ReadSizes(ConfigReader* reader, ModelConfig* config) {
   }
 }
 
+void ReadModelSizes(const FamilyEntry& entry, ConfigReader* reader, ModelConfig* config) {
+  const bool dbrx = entry.family == Family::kDbrx;
+  config->num_layers = static_cast<int>(reader->Int(dbrx ? "n_layers" : "num_hidden_layers", 1, kMaxLayers));
+  config->hidden = reader->Int(dbrx ? "d_model" : "hidden_size", 1, kMaxWidth);
+  const std::string own_width = "routed_expert_hidden_size";
+  if (reader->Has(own_width) && reader->Int(own_width, 1, kMaxWidth) != config->hidden) {
+    reader->Fail(own_width,
+                 absl::StrCat("hidden_size, ", config->hidden, ": experts of a width of their own are not served"));
+  }
+}
+
 // moe_layer_freq: every that-many-th layer, or a list with a 0 or 1 for each layer.
-std::vector<bool> ReadLayerFrequency(ConfigReader* reader, int num_layers) {
+std::vector<bool> ReadLayerFrequency(const FamilyDefaults& defaults, ConfigReader* reader, int num_layers) {
   std::vector<bool> is_moe(num_layers, true);
   const json* frequency = reader->Find("moe_layer_freq");
   const bool list = frequency != nullptr && frequency->is_array();
@@ -107,8 +90,11 @@ std::vector<bool> ReadLayerFrequency(ConfigReader* reader, int num_layers) {
     const int64_t step = reader->IntOr("moe_layer_freq", 1, 1, kMaxLayers);
     for (int layer = 0; layer < num_layers; ++layer) is_moe[layer] = layer % step == 0;
   }
-  // A list says it all; otherwise the class's default is DeepSeek-V3's own three dense layers.
-  const int64_t dense = reader->IntOr("first_k_dense_replace", list ? 0 : 3, 0, kMaxLayers);
+  // A list says it all.
+  const char key[] = "first_k_dense_replace";
+  const int64_t dense = list || defaults.dense_layers >= 0
+                            ? reader->IntOr(key, list ? 0 : defaults.dense_layers, 0, kMaxLayers)
+                            : reader->Int(key, 0, kMaxLayers);
   for (int layer = 0; layer < std::min<int64_t>(dense, num_layers); ++layer) is_moe[layer] = false;
   return is_moe;
 }
@@ -124,10 +110,27 @@ std::vector<bool> ReadSparseStep(ConfigReader* reader, int num_layers) {
   return is_moe;
 }
 
-void ReadMoeLayers(ConfigReader* reader, ModelConfig* config) {
+// Every interleave_moe_layer_step-th. Saved configs list the same layers as moe_layers, too.
+std::vector<bool> ReadInterleave(ConfigReader* reader, int num_layers) {
+  std::vector<bool> is_moe(num_layers, true);
+  const int64_t step = reader->IntOr("interleave_moe_layer_step", 1, 1, kMaxLayers);
+  for (int layer = 0; layer < num_layers; ++layer) is_moe[layer] = (layer + 1) % step == 0;
+  if (!reader->Has("moe_layers")) return is_moe;
+  std::vector<bool> listed(num_layers, false);
+  for (const int64_t layer : reader->IntsOrEmpty("moe_layers", 0, kMaxLayers)) {
+    if (layer < num_layers) listed[layer] = true;
+  }
+  if (listed != is_moe) {
+    reader->Fail("moe_layers", absl::StrCat("every layer that interleave_moe_layer_step (", step, ") names, and no other"));
+  }
+  return is_moe;
+}
+
+void ReadMoeLayers(const FamilyEntry& entry, ConfigReader* reader, ModelConfig* config) {
   std::vector<bool> is_moe(config->num_layers, true);
-  if (config->family == Family::kQwen3Moe) is_moe = ReadSparseStep(reader, config->num_layers);
-  if (config->family == Family::kDeepseekV3) is_moe = ReadLayerFrequency(reader, config->num_layers);
+  if (entry.layers == Layers::kSparseStep) is_moe = ReadSparseStep(reader, config->num_layers);
+  if (entry.layers == Layers::kFrequency) is_moe = ReadLayerFrequency(entry.defaults, reader, config->num_layers);
+  if (entry.layers == Layers::kInterleave) is_moe = ReadInterleave(reader, config->num_layers);
   for (int layer = 0; layer < config->num_layers; ++layer) {
     if (is_moe[layer]) config->moe_layers.push_back(layer);
   }
@@ -162,97 +165,112 @@ void ReadActivation(ConfigReader* reader, ModelConfig* config) {
   activation.limit = static_cast<float>(limit);
 }
 
-// A group key: absent means the default of the class, null means no groups.
-int GroupKey(ConfigReader* reader, const std::string& key, int fallback) {
-  return static_cast<int>(reader->IntOr(key, reader->IsNull(key) ? 1 : fallback, 1, kMaxExperts));
-}
-
-void ReadDeepseekRouter(ConfigReader* reader, ModelConfig* config) {
-  RouterRule& rule = config->router;
-  if (reader->StringOr("scoring_func", "sigmoid") != "sigmoid") reader->Fail("scoring_func", "\"sigmoid\"");
-  if (reader->StringOr("topk_method", "noaux_tc") != "noaux_tc") reader->Fail("topk_method", "\"noaux_tc\"");
-  rule.score = RouterRule::Score::kSigmoid;
-  rule.correction_bias = true;
-  rule.group_score = RouterRule::GroupScore::kTopTwoSum;
-  rule.groups = GroupKey(reader, "n_group", 8);
-  rule.groups_kept = GroupKey(reader, "topk_group", reader->IsNull("n_group") ? 1 : 4);
-  rule.normalize = reader->BoolOr("norm_topk_prob", true) ? RouterRule::Normalize::kSum : RouterRule::Normalize::kNone;
-  rule.norm_epsilon = 1e-20f;
-  rule.scaling = static_cast<float>(reader->NumberOr("routed_scaling_factor", 2.5, 1e-6, 1e6));
-  if (config->num_experts % rule.groups != 0) {
-    reader->Fail("n_group", absl::StrCat("a divisor of the number of experts, ", config->num_experts, " (default 8)"));
-  } else if (rule.groups_kept > rule.groups) {
-    reader->Fail("topk_group", absl::StrCat("at most n_group, ", rule.groups, " (default 4)"));
-  } else if (config->top_k > rule.groups_kept * (config->num_experts / rule.groups)) {
-    reader->Fail("topk_group", absl::StrCat("groups with at least num_experts_per_tok, ", config->top_k, ", experts"));
+void ReadSharedExpert(const FamilyEntry& entry, ConfigReader* reader, ModelConfig* config) {
+  const std::string key = entry.shared_key;
+  switch (entry.shared) {
+    case Shared::kNone:
+      return;
+    case Shared::kWidth:
+      config->shared_intermediate = reader->Int("shared_expert_intermediate_size", 1, kMaxWidth);
+      config->shared_gate = true;
+      return;
+    case Shared::kPieces: {
+      // The number of routed-sized pieces of the one shared expert; null means none.
+      const int64_t fallback = reader->IsNull(key) ? 0 : entry.defaults.shared_pieces;
+      const int64_t pieces = fallback < 0 ? reader->Int(key, 0, kMaxExperts) : reader->IntOr(key, fallback, 0, kMaxExperts);
+      config->shared_intermediate = pieces * config->intermediate;
+      if (config->shared_intermediate > kMaxWidth)
+        reader->Fail(key, absl::StrCat("at most ", kMaxWidth, " / ", entry.width_key));
+      return;
+    }
+    case Shared::kRouted:
+      config->shared_intermediate = config->intermediate;
+      return;
+    case Shared::kRefused:
+      if (reader->IntOr(key, 0, 0, kMaxWidth) != 0)
+        reader->Fail(key, "0: the tensor names of a shared expert are not known");
+      return;
   }
 }
 
-void ReadRouter(ConfigReader* reader, ModelConfig* config) {
-  RouterRule& rule = config->router;
-  switch (config->family) {
-    case Family::kMixtral:
-      rule.score = RouterRule::Score::kSoftmax;
-      rule.normalize = RouterRule::Normalize::kSum;
-      break;
-    case Family::kQwen3Moe:
-      rule.score = RouterRule::Score::kSoftmax;
-      rule.normalize = reader->BoolOr("norm_topk_prob", false) ? RouterRule::Normalize::kSum : RouterRule::Normalize::kNone;
-      break;
-    case Family::kDeepseekV3:
-      ReadDeepseekRouter(reader, config);
-      break;
-    case Family::kGptOss:
-      rule.score = RouterRule::Score::kSoftmaxOfChosen;
-      config->router_bias = true;
-      break;
+// What dbrx keeps in an object of its own.
+absl::Status ReadDbrxExperts(const FamilyEntry& entry, ConfigReader* model, ModelConfig* config) {
+  const json* ffn = model->Find("ffn_config");
+  if (ffn == nullptr || !ffn->is_object()) {
+    model->Fail("ffn_config", "an object");
+    return model->status();
   }
-}
-
-// n_shared_experts is the number of routed-sized pieces of the one shared expert; null means none.
-void ReadSharedExpert(ConfigReader* reader, ModelConfig* config) {
-  if (config->family != Family::kDeepseekV3) return;
-  const int64_t pieces = reader->IntOr("n_shared_experts", reader->IsNull("n_shared_experts") ? 0 : 1, 0, kMaxExperts);
-  config->shared_intermediate = pieces * config->intermediate;
-  if (config->shared_intermediate > kMaxWidth) {
-    reader->Fail("n_shared_experts", absl::StrCat("at most ", kMaxWidth, " / moe_intermediate_size"));
+  ConfigReader reader(*ffn, model->where() + "ffn_config.");
+  ReadExpertSizes(entry, &reader, config);
+  if (!reader.status().ok()) return reader.status();
+  ReadRouter(entry, &reader, config);
+  if (const json* activation = reader.Find("ffn_act_fn"); activation != nullptr) {
+    const bool named = activation->is_object() && activation->contains("name") && (*activation)["name"].is_string();
+    if (!named || (*activation)["name"] != "silu") reader.Fail("ffn_act_fn", "{\"name\": \"silu\"}");
   }
+  return reader.status();
 }
 
 // Everything but the quantization.
 absl::StatusOr<ModelConfig> ReadModel(const json& root) {
+  const absl::StatusOr<FamilyMatch> match = FindFamily(root);
+  if (!match.ok()) return match.status();
+  const FamilyEntry& entry = *match->entry;
   ModelConfig config;
-  ConfigReader reader(root, kWhere);
-  // The family and the sizes decide what the rest means, so that their errors end the reading.
-  ReadFamily(&reader, &config);
+  config.family = entry.family;
+  config.names = entry.names;
+  config.model_type = match->model_type;
+  ConfigReader reader(*match->text, WhereOf(*match));
+  // The sizes decide what the rest means, so that their errors end the reading.
+  ReadModelSizes(entry, &reader, &config);
   if (!reader.status().ok()) return reader.status();
-  ReadSizes(&reader, &config);
-  if (!reader.status().ok()) return reader.status();
-  ReadMoeLayers(&reader, &config);
-  ReadActivation(&reader, &config);
-  ReadRouter(&reader, &config);
-  ReadSharedExpert(&reader, &config);
-  config.expert_biases = config.family == Family::kGptOss;
+  if (entry.family == Family::kDbrx) {
+    absl::Status status = ReadDbrxExperts(entry, &reader, &config);
+    if (!status.ok()) return status;
+  } else {
+    ReadExpertSizes(entry, &reader, &config);
+    if (!reader.status().ok()) return reader.status();
+    ReadActivation(&reader, &config);
+    ReadRouter(entry, &reader, &config);
+    ReadSharedExpert(entry, &reader, &config);
+  }
+  ReadMoeLayers(entry, &reader, &config);
+  config.expert_biases = entry.family == Family::kGptOss;
   if (!reader.status().ok()) return reader.status();
   return config;
 }
 
-bool HasQuantization(const json& root) {
-  return root.contains("quantization_config") && !root["quantization_config"].is_null();
+// Where config.json describes the quantization: at the top or, in a multimodal model, beside the text model's sizes. Empty
+// when it does not.
+std::vector<std::string> QuantizationPath(const json& root) {
+  const auto holds = [](const json& object) {
+    const auto found = object.is_object() ? object.find("quantization_config") : object.end();
+    return found != object.end() && !found->is_null();
+  };
+  if (holds(root)) return {"quantization_config"};
+  const auto text = root.find("text_config");
+  if (text != root.end() && holds(*text)) return {"text_config", "quantization_config"};
+  return {};
 }
 
-absl::StatusOr<QuantConfigPtr> QuantizationOf(const JsonDocument& document, Family family) {
+bool HasQuantization(const json& root) { return !QuantizationPath(root).empty(); }
+
+// Whether modules of the block have the two spellings of mixtral.
+bool MixtralNames(const ModelConfig& config) { return config.names.w123; }
+
+absl::StatusOr<QuantConfigPtr> QuantizationOf(const JsonDocument& document, const ModelConfig& config) {
   if (!HasQuantization(document.root)) return PlainQuantConfig();
   QuantSource source;
   source.document = &document;
-  source.path = {"quantization_config"};
-  source.where = absl::StrCat(kWhere, "quantization_config.");
-  source.mixtral_names = family == Family::kMixtral;
+  source.path = QuantizationPath(document.root);
+  source.where = kWhere;
+  for (const std::string& key : source.path) absl::StrAppend(&source.where, key, ".");
+  source.mixtral_names = MixtralNames(config);
   return ParseQuantConfig(source);
 }
 
 // A description beside config.json. Without one the model is unquantized.
-absl::StatusOr<QuantConfigPtr> QuantizationBeside(const std::string& directory, Family family) {
+absl::StatusOr<QuantConfigPtr> QuantizationBeside(const std::string& directory, const ModelConfig& config) {
   struct SideFile {
     const char* name;
     const char* default_method;  // of the tool that writes this file
@@ -271,7 +289,7 @@ absl::StatusOr<QuantConfigPtr> QuantizationBeside(const std::string& directory, 
     source.document = &*document;
     source.where = absl::StrCat(file.name, ": ");
     source.default_method = file.default_method;
-    source.mixtral_names = family == Family::kMixtral;
+    source.mixtral_names = MixtralNames(config);
     return ParseQuantConfig(source);
   }
   return PlainQuantConfig();
@@ -279,19 +297,12 @@ absl::StatusOr<QuantConfigPtr> QuantizationBeside(const std::string& directory, 
 
 }  // namespace
 
-const char* FamilyName(Family family) {
-  for (const FamilyEntry& entry : kFamilies) {
-    if (entry.family == family) return entry.model_type;
-  }
-  return "?";
-}
-
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text) {
   const auto document = ParseJson(text, "config.json");
   if (!document.ok()) return document.status();
   auto config = ReadModel(document->root);
   if (!config.ok()) return config.status();
-  auto quant = QuantizationOf(*document, config->family);
+  auto quant = QuantizationOf(*document, *config);
   if (!quant.ok()) return quant.status();
   config->quant = *std::move(quant);
   return config;
@@ -304,8 +315,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& directory) {
   if (!document.ok()) return document.status();
   auto config = ReadModel(document->root);
   if (!config.ok()) return config.status();
-  auto quant = HasQuantization(document->root) ? QuantizationOf(*document, config->family)
-                                               : QuantizationBeside(directory, config->family);
+  auto quant = HasQuantization(document->root) ? QuantizationOf(*document, *config)
+                                               : QuantizationBeside(directory, *config);
   if (!quant.ok()) return quant.status();
   config->quant = *std::move(quant);
   return config;

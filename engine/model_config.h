@@ -38,7 +38,7 @@ struct DeclaredScheme {
   Container container = Container::kPlain;
   LinearScheme linear;           // scale types of integer and FP8 containers come from the tensors
   bool gptq_v2 = false;          // kGptq: zero points stored as they are, not minus one
-  bool awq_order = true;         // kTransposedInt4: nibble order of AWQ, else natural
+  bool awq_order = true;         // kTransposedInt4, kTwoStageInt4: nibble order of AWQ, else natural
   bool twos_complement = false;  // kTransposedInt4, kTwoStageInt4: nibbles are signed, else unsigned with a zero point
 };
 // "gptq", "awq", "pack-quantized", ... for messages.
@@ -57,12 +57,43 @@ class QuantConfig {
   virtual absl::StatusOr<DeclaredScheme> For(const std::string& module) const = 0;
 };
 
-enum class Family : uint8_t { kMixtral, kQwen3Moe, kDeepseekV3, kGptOss };
+// What a config.json is read as. A family is a set of rules for reading; what a loaded layer does follows from the
+// properties of ModelConfig alone. docs/families.md has the table.
+enum class Family : uint8_t {
+  kMixtral, kPhimoe, kOlmoe,
+  kQwen2Moe, kQwen3Moe, kQwen3Next, kQwen3VlMoe, kQwen35Moe,
+  kDeepseekV2, kDeepseekV3, kGlm4Moe, kGlmMoeDsa, kKimiLinear, kMimoV2, kMinimaxM2,
+  kGptOss, kLlama4, kGraniteMoe, kDbrx,
+};
+// As model_type has it: "mixtral", "qwen3_moe", ...
 const char* FamilyName(Family family);
+
+// How all experts of a layer lie in a few tensors, where they do.
+enum class FusedLayout : uint8_t {
+  kRows,                // gate_up_proj [E, 2I, H], gate rows first; down_proj [E, H, I]
+  kColumns,             // gate_up_proj [E, H, 2I], gate columns first; down_proj [E, I, H]
+  kInterleavedColumns,  // gate_up_proj [E, H, 2I], gate and up in turn; down_proj [E, I, H]; with or without biases
+  kLinear,              // input_linear.weight [E, 2I, H], gate rows first; output_linear.weight [E, H, I]
+  kStacked,             // w1 (gate), v1 (up) and w2 (down, transposed), each [E I, H]
+};
+
+// The names that a family's own writer uses, below a layer ("model.layers.7."). Other tools write other ones: names are
+// found by what exists (weights_names.h), these say what to look for first and what is missing.
+struct FamilyNames {
+  const char* layers = "model.layers.";      // before a layer's number
+  const char* experts = "mlp.experts.";      // before an expert's number, or before the names of the fused tensors
+  bool w123 = false;                         // projections are w1 (gate), w3 (up), w2 (down), else gate_proj and so on
+  bool fused = false;                        // the family's own files are fused
+  FusedLayout layout = FusedLayout::kRows;   // of fused files
+  const char* router = "mlp.gate";           // module of the gate
+  const char* correction_bias = "mlp.gate.e_score_correction_bias";
+  const char* shared = "mlp.shared_experts.";
+};
 
 struct ModelConfig {
   Family family = Family::kMixtral;
-  std::string model_type;         // as in the file
+  FamilyNames names;
+  std::string model_type;         // as in the file; of the text model where a multimodal model wraps one
   int num_layers = 0;
   std::vector<int> moe_layers;    // ascending
   int64_t hidden = 0;             // H
@@ -73,6 +104,7 @@ struct ModelConfig {
   RouterRule router;
   bool router_bias = false;       // the gate has a bias (gpt_oss)
   int64_t shared_intermediate = 0;  // width of the shared expert; 0 when there is none
+  bool shared_gate = false;       // the shared expert's output is multiplied by sigmoid(x . shared_gate) (qwen)
   bool expert_biases = false;
   std::shared_ptr<const QuantConfig> quant;
 };

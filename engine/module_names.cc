@@ -88,6 +88,19 @@ bool NeverQuantized(const std::string& canonical) {
   return names.count(parts.back()) > 0;
 }
 
+bool InRoutedExperts(const std::string& canonical) {
+  const Parts parts = Split(canonical);
+  return std::find(parts.begin(), parts.end(), "experts") != parts.end();
+}
+
+std::vector<std::string> WithContainers(const std::string& canonical) {
+  std::vector<std::string> names = {canonical};
+  for (size_t dot = canonical.rfind('.'); dot != std::string::npos && dot > 0; dot = canonical.rfind('.', dot - 1)) {
+    names.push_back(canonical.substr(0, dot));
+  }
+  return names;
+}
+
 ModuleQuery::ModuleQuery(const std::string& name, bool mixtral_names) : canonical_(CanonicalModule(name)) {
   names_.push_back(name);
   if (mixtral_names) {
@@ -96,18 +109,19 @@ ModuleQuery::ModuleQuery(const std::string& name, bool mixtral_names) : canonica
     AddUnique(&names_, Join(Respelled(mlp, false, true), 0));
     AddUnique(&names_, Join(Respelled(mlp, false, false), 0));
   }
+  for (const std::string& spelling : names_) {
+    const Parts parts = Split(spelling);
+    const size_t layers = FindLayers(parts);
+    if (layers < parts.size()) tails_.push_back(Join(parts, layers));
+  }
 }
 
 std::vector<std::string> ModuleQuery::WithOtherPrefixes() const {
   std::vector<std::string> others;
-  for (const std::string& spelling : names_) {
-    const Parts parts = Split(spelling);
-    const size_t layers = FindLayers(parts);
-    if (layers == parts.size()) continue;
-    const std::string tail = Join(parts, layers);
+  for (const std::string& tail : tails_) {
     for (const char* prefix : kPrefixes) {
       std::string other = prefix + tail;
-      if (other != spelling) others.push_back(std::move(other));
+      if (std::find(names_.begin(), names_.end(), other) == names_.end()) others.push_back(std::move(other));
     }
   }
   return others;
@@ -119,6 +133,29 @@ bool ModuleQuery::Matches(const Pattern& pattern) const {
   // ".*" swallows any prefix, so that the other prefixes can add nothing: saves most of the time on large models.
   if (pattern.text().rfind(".*", 0) == 0) return false;
   const std::vector<std::string> others = WithOtherPrefixes();
+  return std::any_of(others.begin(), others.end(), hits);
+}
+
+absl::StatusOr<ModuleGlob> ModuleGlob::Compile(const std::string& text) {
+  for (const std::string prefix : kPrefixes) {
+    if (text.rfind(prefix + "layers.", 0) != 0) continue;
+    auto glob = Glob::Compile(text.substr(prefix.size()));
+    if (!glob.ok()) return glob.status();
+    ModuleGlob tail(*std::move(glob));
+    tail.from_layers_ = true;
+    return tail;
+  }
+  auto glob = Glob::Compile(text);
+  if (!glob.ok()) return glob.status();
+  return ModuleGlob(*std::move(glob));
+}
+
+bool ModuleGlob::Matches(const ModuleQuery& query) const {
+  const auto hits = [this](const std::string& name) { return glob_.Matches(name); };
+  if (from_layers_) return std::any_of(query.tails().begin(), query.tails().end(), hits);
+  if (std::any_of(query.names().begin(), query.names().end(), hits)) return true;
+  if (glob_.text().rfind('*', 0) == 0) return false;  // has swallowed any prefix already
+  const std::vector<std::string> others = query.WithOtherPrefixes();
   return std::any_of(others.begin(), others.end(), hits);
 }
 
@@ -135,8 +172,50 @@ absl::Status NameList::Add(const std::string& entry) {
   return absl::OkStatus();
 }
 
+absl::Status NameList::AddGlob(const std::string& entry) {
+  if (entry.rfind("re:", 0) == 0) return Add(entry);
+  if (!HasWildcard(entry)) {
+    exact_.insert(CanonicalModule(entry));
+    return absl::OkStatus();
+  }
+  auto glob = ModuleGlob::Compile(entry);
+  if (!glob.ok()) return glob.status();
+  globs_.push_back(*std::move(glob));
+  return absl::OkStatus();
+}
+
+absl::Status NameList::AddPart(const std::string& entry) {
+  if (entry.rfind("re:", 0) == 0) return Add(entry);
+  if (HasWildcard(entry)) {
+    if (auto status = AddGlob(entry); !status.ok()) return status;
+    return AddGlob(entry + ".*");
+  }
+  const size_t first = entry.find_first_not_of('.');
+  if (first == std::string::npos) return absl::OkStatus();
+  parts_.insert(CanonicalModule(entry.substr(first, entry.find_last_not_of('.') + 1 - first)));
+  return absl::OkStatus();
+}
+
+// Looks every run of whole components up: their number is small, that of the entries may not be.
+bool NameList::HasPart(const std::string& canonical) const {
+  if (parts_.empty()) return false;
+  for (size_t from = 0; from < canonical.size();) {
+    for (size_t dot = canonical.find('.', from);; dot = canonical.find('.', dot + 1)) {
+      if (parts_.count(canonical.substr(from, dot == std::string::npos ? dot : dot - from)) > 0) return true;
+      if (dot == std::string::npos) break;
+    }
+    const size_t next = canonical.find('.', from);
+    if (next == std::string::npos) break;
+    from = next + 1;
+  }
+  return false;
+}
+
 NameList::Match NameList::Find(const ModuleQuery& query) const {
-  if (exact_.count(query.canonical()) > 0) return Match::kExact;
+  if (exact_.count(query.canonical()) > 0 || HasPart(query.canonical())) return Match::kExact;
+  for (const ModuleGlob& glob : globs_) {
+    if (glob.Matches(query)) return Match::kPattern;
+  }
   for (const Pattern& pattern : patterns_) {
     if (query.Matches(pattern)) return Match::kPattern;
   }

@@ -1,5 +1,6 @@
 #include "engine/quant_config.h"
 
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,29 @@ class PlainConfig : public QuantConfig {
     return DeclaredScheme{};
   }
 };
+
+struct MethodEntry {
+  const char* name;
+  absl::StatusOr<QuantConfigPtr> (*parse)(const QuantSource&, const nlohmann::json&);
+};
+constexpr std::array<MethodEntry, 9> kMethods = {{{"gptq", ParseGptqConfig},
+                                                  {"awq", ParseAwqConfig},
+                                                  {"auto-round", ParseAutoRoundConfig},
+                                                  {"compressed-tensors", ParseCompressedTensorsConfig},
+                                                  {"fp8", ParseFp8Config},
+                                                  {"blockwise_int8", ParseBlockwiseInt8Config},
+                                                  {"mxfp4", ParseMxfp4Config},
+                                                  {"modelopt", ParseModelOptConfig},
+                                                  {"quark", ParseQuarkConfig}}};
+
+// The method where the file does not name it: older ModelOpt exports are known by keys that no other tool writes.
+std::string ImpliedMethod(const QuantSource& source, const nlohmann::json& description) {
+  const auto producer = description.find("producer");
+  const bool modelopt_producer = producer != description.end() && producer->is_object() && producer->contains("name") &&
+                                 (*producer)["name"] == "modelopt";
+  if (modelopt_producer || description.contains("quant_algo")) return "modelopt";
+  return source.default_method;
+}
 
 }  // namespace
 
@@ -42,6 +66,16 @@ absl::Status CheckModuleName(const std::string& module) {
       absl::StrCat("module name of ", module.size(), " characters, allowed are ", kMaxModuleName));
 }
 
+absl::Status AddEntries(ConfigReader* reader, const std::string& key, absl::Status (NameList::*add)(const std::string&),
+                        NameList* list) {
+  for (const std::string& entry : reader->StringsOrEmpty(key)) {
+    if (auto status = (list->*add)(entry); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(reader->where(), key, ": ", std::string(status.message())));
+    }
+  }
+  return reader->status();
+}
+
 std::vector<std::string> KeysInOrder(const QuantSource& source, const std::string& key) {
   std::vector<std::string> path = source.path;
   path.push_back(key);
@@ -61,13 +95,16 @@ absl::StatusOr<QuantConfigPtr> ParseQuantConfig(const QuantSource& source) {
     description = &*it;
   }
   ConfigReader reader(*description, source.where);
-  const std::string method = reader.StringOr("quant_method", source.default_method);
+  const std::string method = reader.StringOr("quant_method", ImpliedMethod(source, *description));
   if (!reader.status().ok()) return reader.status();
-  if (method == "gptq") return ParseGptqConfig(source, *description);
-  if (method == "compressed-tensors") return ParseCompressedTensorsConfig(source, *description);
+  std::string served;
+  for (const MethodEntry& entry : kMethods) {
+    if (method == entry.name) return entry.parse(source, *description);
+    absl::StrAppend(&served, served.empty() ? "" : ", ", entry.name);
+  }
   return absl::InvalidArgumentError(absl::StrCat(source.where, "quant_method: ",
                                                  method.empty() ? "nothing" : absl::StrCat("\"", method, "\""),
-                                                 " is not supported (served: gptq, compressed-tensors)"));
+                                                 " is not supported (served: ", served, ")"));
 }
 
 }  // namespace moed

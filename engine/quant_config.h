@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/json_text.h"
 #include "engine/model_config.h"
+#include "engine/module_names.h"
 
 namespace moed {
 
@@ -37,10 +38,22 @@ absl::StatusOr<QuantConfigPtr> ParseQuantConfig(const QuantSource& source);
 
 // The parsers that ParseQuantConfig chooses from. `description` is the object that the source points at.
 absl::StatusOr<QuantConfigPtr> ParseGptqConfig(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseAwqConfig(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseAutoRoundConfig(const QuantSource& source, const nlohmann::json& description);
 absl::StatusOr<QuantConfigPtr> ParseCompressedTensorsConfig(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseFp8Config(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseBlockwiseInt8Config(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseMxfp4Config(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseModelOptConfig(const QuantSource& source, const nlohmann::json& description);
+absl::StatusOr<QuantConfigPtr> ParseQuarkConfig(const QuantSource& source, const nlohmann::json& description);
 
 // INVALID_ARGUMENT for a name longer than kMaxModuleName.
 absl::Status CheckModuleName(const std::string& module);
+
+// Adds the strings of the list at `key`, which may be absent, to `list` by its member `add`. Returns the first error of the
+// reader or of an entry, with the key.
+absl::Status AddEntries(ConfigReader* reader, const std::string& key, absl::Status (NameList::*add)(const std::string&),
+                        NameList* list);
 
 // The keys of the object at source.path + key in the order of the file.
 std::vector<std::string> KeysInOrder(const QuantSource& source, const std::string& key);

@@ -8,6 +8,13 @@
 
 namespace moed {
 
+// The reference among `backends`, null when it is not linked in.
+const Backend* FindReference(std::span<const Backend* const> backends);
+
+// The largest relative error that a right backend may have against a reference that quantizes in the same way: 0.01 for
+// weight-only schemes, else by the activations' element (a value near a rounding border may fall on either side).
+double SelfCheckBound(const QuantScheme& scheme);
+
 // Runs `tokens` random rows of magnitudes 1/16 to 16 with random experts through the layer and through `reference`, which
 // reads only the experts that the rows use. float32 in and out. Errors are those of reading or running; a difference beyond
 // the bound is a row that did not pass.

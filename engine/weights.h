@@ -26,6 +26,7 @@ struct GateWeights {
   std::vector<float> weight;           // [E, H]
   std::vector<float> bias;             // [E], or empty
   std::vector<float> correction_bias;  // [E], or empty
+  std::vector<float> shared_gate;      // [H], of the shared expert, or empty
 };
 
 // One layer, found and checked, not yet read.

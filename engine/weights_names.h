@@ -23,12 +23,24 @@ struct ExpertModules {
 
 // The experts of one layer as a naming scheme.
 struct ExpertNaming {
-  bool fused = false;        // all experts in one tensor: "<root>gate_up_proj", "<root>down_proj"
+  bool fused = false;        // all experts in a few tensors, named by FusedNamesOf
   std::string root;          // "model.layers.0.mlp.experts."
   std::string gate, up, down;  // last components, per expert: "gate_proj" or "w1"
+  FusedLayout layout = FusedLayout::kRows;  // fused only: the family's
 
   ExpertModules Expert(int expert) const;
 };
+
+// Names of the tensors of fused experts. Where gate and up share one tensor, `up` is the same as `gate`; biases are empty
+// where the layout has none.
+struct FusedNames {
+  std::string gate;
+  std::string up;
+  std::string down;
+  std::string gate_up_bias;
+  std::string down_bias;
+};
+FusedNames FusedNamesOf(const ExpertNaming& naming);
 
 // "model.layers.7.", or the same with the prefix that this checkpoint uses for its text model.
 std::string LayerPrefix(const Checkpoint& checkpoint, int layer);
@@ -36,14 +48,15 @@ std::string LayerPrefix(const Checkpoint& checkpoint, int layer);
 // The naming that this checkpoint uses for the routed experts of `layer`; the family's own when no tensor matches any.
 ExpertNaming FindExpertNaming(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 
-// Modules of the shared expert of `layer`.
-ExpertModules SharedExpertModules(const Checkpoint& checkpoint, int layer);
+// Modules of the shared expert of `layer`; the family's own when no tensor matches any.
+ExpertModules SharedExpertModules(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 
 // Names of the gate's tensors; empty where the family has none.
 struct GateNames {
   std::string weight;
   std::string bias;
   std::string correction_bias;
+  std::string shared_gate;  // [1, H]
 };
 GateNames FindGateNames(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 

@@ -75,9 +75,9 @@ void DynamicGroup(const ActivationScheme& scheme, float absmax, float* x, int64_
 void NvGroup(const ActivationScheme& scheme, float global, float* x, int64_t n) {
   const float absmax = AbsMax(x, n);
   if (!std::isfinite(absmax)) return FillNan(x, n);
-  const float block = E4m3ToFloat(FloatToE4m3(global * (absmax / kE2m1Max)));
+  const float block = E4m3ToFloat(FloatToE4m3(global * absmax / kE2m1Max));
   for (int64_t k = 0; k < n; ++k) {
-    x[k] = block == 0.0f ? 0.0f : RoundToElement(scheme.element, false, x[k] * (global / block)) * (block / global);
+    x[k] = block == 0.0f ? 0.0f : RoundToElement(scheme.element, false, x[k] * global / block) * block / global;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/expert_weights.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/number_formats.h"
@@ -59,6 +60,26 @@ void CopyUnquantizedRow(ElementType element, const uint8_t* row, int64_t cols, f
 
 }  // namespace
 
+namespace {
+
+// Scale and zero point of group `at` of a matrix.
+struct GroupValues {
+  float scale;
+  int zero;
+};
+
+GroupValues ValuesOf(const LinearWeights& weights, int64_t at) {
+  const WeightScheme& scheme = weights.scheme;
+  GroupValues values;
+  values.scale = DecodeScale(scheme.scale, weights.scales.data() + at * ScaleBytes(scheme.scale));
+  if (scheme.global_scale == GlobalScale::kMultiplier) values.scale *= weights.global_scale;
+  if (scheme.global_scale == GlobalScale::kDivisor) values.scale /= weights.global_scale;
+  values.zero = scheme.zero_points ? weights.zero_points[at] : 1 << (ElementBits(scheme.element) - 1);
+  return values;
+}
+
+}  // namespace
+
 void DequantizeRow(const LinearWeights& weights, int64_t row, float* out) {
   const WeightScheme& scheme = weights.scheme;
   const uint8_t* codes = weights.codes.data() + row * weights.row_bytes();
@@ -66,17 +87,19 @@ void DequantizeRow(const LinearWeights& weights, int64_t row, float* out) {
 
   const int bits = ElementBits(scheme.element);
   const int64_t groups = GroupCount(weights.cols, scheme.group.cols);
-  const int64_t scale_row = scheme.group.rows == 0 ? 0 : row / scheme.group.rows;
-  const int symmetric_zero = 1 << (bits - 1);
-  for (int64_t k = 0; k < weights.cols; ++k) {
-    int64_t group = scheme.group.cols == 0 ? 0 : k / scheme.group.cols;
-    if (scheme.act_order) group = weights.group_index[k];
-    const int64_t at = scale_row * groups + group;
-    float scale = DecodeScale(scheme.scale, weights.scales.data() + at * ScaleBytes(scheme.scale));
-    if (scheme.global_scale == GlobalScale::kMultiplier) scale *= weights.global_scale;
-    if (scheme.global_scale == GlobalScale::kDivisor) scale /= weights.global_scale;
-    const int zero = scheme.zero_points ? weights.zero_points[at] : symmetric_zero;
-    out[k] = CodeValue(scheme.element, CodeAt(codes, bits, k), zero) * scale;
+  const int64_t first = (scheme.group.rows == 0 ? 0 : row / scheme.group.rows) * groups;
+  const auto value = [&](int64_t k, const GroupValues& group) {
+    return CodeValue(scheme.element, CodeAt(codes, bits, k), group.zero) * group.scale;
+  };
+  if (scheme.act_order) {
+    for (int64_t k = 0; k < weights.cols; ++k) out[k] = value(k, ValuesOf(weights, first + weights.group_index[k]));
+    return;
+  }
+  const int64_t size = scheme.group.cols == 0 ? weights.cols : scheme.group.cols;
+  for (int64_t group = 0; group < groups; ++group) {
+    const GroupValues values = ValuesOf(weights, first + group);
+    const int64_t end = std::min(weights.cols, (group + 1) * size);
+    for (int64_t k = group * size; k < end; ++k) out[k] = value(k, values);
   }
 }
 

@@ -105,6 +105,18 @@ absl::Status SetActivations(const std::string& text, ServeOptions* options) {
   return OneOf({"file", "none"}, text, &options->activations);
 }
 
+absl::Status SetExperts(const std::string& text, ServeOptions* options) {
+  const size_t colon = text.find(':');
+  int64_t first = 0, end = 0;
+  if (colon == std::string::npos || !ParseInteger(text.substr(0, colon), 0, 65534, &first).ok() ||
+      !ParseInteger(text.substr(colon + 1), 1, 65535, &end).ok() || first >= end) {
+    return WantedGot("A:B, the experts A to B - 1 with 0 <= A < B", text);
+  }
+  options->first_expert = static_cast<int>(first);
+  options->end_expert = static_cast<int>(end);
+  return absl::OkStatus();
+}
+
 absl::Status SetThreads(const std::string& text, ServeOptions* options) {
   int64_t value = 0;
   absl::Status status = ParseInteger(text, 0, 1024, &value);
@@ -166,6 +178,8 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"policy", Kind::kText, "P", "auto, require:NAME or prefer:NAME, then [,layers:A-B=P][,scheme:ELEMENT=P]; default auto",
        [](const Text& t, Options* o) { return NotEmpty("a policy", t, &o->policy); }},
       {"activations", Kind::kText, "A", "file: as the checkpoint says (default); none: weights only", SetActivations},
+      {"experts", Kind::kText, "A:B", "hold experts A to B - 1 only: the others contribute 0, the shared expert comes with A = 0",
+       SetExperts},
       {"threads", Kind::kNumber, "N", "compute threads; default 0: as many as usable processors", SetThreads},
       {"deterministic", Kind::kSwitch, "", "a row's result never depends on the other rows of a call",
        [](const Text&, Options* o) { return o->deterministic = true, absl::OkStatus(); }},

@@ -40,6 +40,8 @@ struct ServeOptions {
   std::string policy = "auto";      // the text form of engine/oracle.h; checked when the engine is set up
   std::string activations = "file"; // file or none
   bool deterministic = false;
+  int first_expert = 0;             // experts [first_expert, end_expert) are held; end_expert 0: all
+  int end_expert = 0;
   std::vector<std::string> masked_features;  // names of IsaFlagNames() that count as missing
   uint64_t memory_limit = 0;        // bytes; 0: no limit of moed's own
 

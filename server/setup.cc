@@ -33,6 +33,9 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
   engine_options.threads = options.threads;
   engine_options.policy = *std::move(policy);
   engine_options.deterministic = options.deterministic;
+  engine_options.activations = options.activations == "none" ? ActivationChoice::kNone : ActivationChoice::kFile;
+  engine_options.first_expert = options.first_expert;
+  engine_options.end_expert = options.end_expert;
   engine_options.max_tokens = options.max_tokens;
   engine_options.memory_limit = options.memory_limit;
   engine_options.device = ThisDevice();

@@ -2,7 +2,6 @@
 # `./dev bench [KIND,...] [FILTER] [--json FILE]`: runs the benchmark program //bench:KIND_bench of each kind. FILE gets
 # the rows of all of them in one list.
 set -euo pipefail
-caller="$PWD"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 known=(cpu)
@@ -13,9 +12,8 @@ while (($# > 0)); do
   case "$1" in
     --json | --json=*)
       [[ "$1" == --json=* ]] && set -- --json "${1#--json=}" "${@:2}"
-      (($# >= 2)) && [[ -n "$2" ]] || fail 2 "bench: --json: wanted a file, got nothing" "$usage"
-      json="$2"
-      [[ "$json" == /* ]] || json="$caller/$json"
+      [[ -n "${2:-}" ]] || fail 2 "bench: --json: wanted a file, got nothing" "$usage"
+      json="$(from_caller "$2")"
       shift 2
       ;;
     -*) fail 2 "bench: unknown option \"$1\"; options: --json FILE" "$usage" ;;
@@ -25,7 +23,7 @@ while (($# > 0)); do
       ;;
   esac
 done
-((${#words[@]} <= 2)) || fail 2 "bench: wanted at most KIND and FILTER, got ${words[*]}" "$usage"
+((${#words[@]} <= 2)) || fail 2 "bench: wanted at most KIND and FILTER, got \"${words[*]}\"" "$usage"
 IFS=, read -r -a kinds <<<"${words[0]:-$(IFS=,; echo "${known[*]}")}"
 for kind in "${kinds[@]}"; do
   [[ " ${known[*]} " == *" $kind "* ]] || fail 2 "bench: unknown kind \"$kind\"; kinds: ${known[*]}" "$usage"

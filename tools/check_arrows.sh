@@ -20,7 +20,7 @@ status=0
 query() {
   local text
   text="$(bazel query --noshow_progress --noimplicit_deps --notool_deps "$1" 2>"$errors")" ||
-    fail 1 "check_arrows: bazel query failed: $1" "$(cat "$errors")"
+    fail 1 "check_arrows: bazel query failed: $1" "$(head -n 5 "$errors")"
   printf '%s' "$text"
 }
 

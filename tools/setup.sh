@@ -28,15 +28,19 @@ require_debian_12() {
       "run it in a debian:12 container, or install the counterparts of these packages (with versions: $list)" "${packages[*]}"
 }
 
-apt_get() {
-  local as_root=()
-  if ((EUID != 0)); then
-    command -v sudo >/dev/null ||
-      fail 2 "set-up: wanted root or sudo to install packages, got neither; as root run" \
-        "apt-get update && apt-get install --no-install-recommends ${wanted[*]}"
-    as_root=(sudo)
+as_root() {
+  if ((EUID == 0)); then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    fail 2 "set-up: wanted root or sudo to install packages, got neither; as root run" \
+      "apt-get update && apt-get install --no-install-recommends ${wanted[*]}"
   fi
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+}
+
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive \
     apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=600 "$@" >>"$log" 2>&1 </dev/null ||
     fail 2 "set-up: apt-get $1 failed; its output is in $log and ends with" "$(tail -n 5 "$log")"
 }
@@ -58,6 +62,7 @@ if ((${#wanted[@]} > 0)); then
   mkdir -p "$(dirname "$log")"
   : >"$log"
   echo "set-up: installing ${#wanted[@]} packages (log: .cache/setup.log): ${wanted[*]}"
+  as_root mkdir -p /usr/share/man/man1  # slim images lack it, and Java's set-up fails without
   apt_get update
   apt_get install -y --no-install-recommends "${wanted[@]}"
 fi

@@ -20,8 +20,8 @@ parse_arguments() {
       --models | --models=*)
         [[ "$1" == --models=* ]] && set -- --models "${1#--models=}" "${@:2}"
         (($# >= 2)) || fail 2 "test: --models: wanted a folder, got nothing" "$usage"
-        [[ -d "$2" ]] || fail 2 "test: --models: wanted a folder, got \"$2\"" "$usage"
-        models="$(cd "$2" && pwd)"
+        models="$(realpath -e "$(from_caller "$2")" 2>/dev/null || true)"
+        [[ -d "$models" ]] || fail 2 "test: --models: wanted a folder, got \"$2\"" "$usage"
         shift 2
         ;;
       -*) fail 2 "test: unknown option \"$1\"; options: --models DIR" "$usage" ;;

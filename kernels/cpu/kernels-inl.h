@@ -248,10 +248,11 @@ void Multiply(const MultiplyArgs& args) {
 // ---- Activation. ----
 
 // exp(x) for float32 within about 2 units in the last place: 2^n * p(r), n = round(x / ln 2), r = x - n ln 2 in two parts;
-// p is the degree-6 Taylor polynomial, enough on |r| <= ln(2)/2. Arguments beyond the float range are clamped; NaN stays.
+// p is the degree-6 Taylor polynomial, enough on |r| <= ln(2)/2. Above about 88.4 the result is infinity (2^128), below -87 it is
+// held at exp(-87); NaN stays.
 template <class S>
 MOED_INLINE typename S::F Exp(typename S::F x) {
-  x = S::MaxKeepNan(S::Set(-87.0f), S::MinKeepNan(S::Set(88.0f), x));
+  x = S::MaxKeepNan(S::Set(-87.0f), S::MinKeepNan(S::Set(89.0f), x));
   const typename S::F n = S::Round(S::Mul(x, S::Set(1.44269504088896341f)));
   typename S::F r = S::Fma(n, S::Set(-0.693359375f), x);
   r = S::Fma(n, S::Set(2.12194440e-4f), r);

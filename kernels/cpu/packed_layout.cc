@@ -27,14 +27,10 @@ int64_t SourceOf(const PackedLayout& layout, int64_t features, int64_t at) {
   return layout.source[at];
 }
 
+constexpr uint32_t kZeroCodes = 0x88888888u;  // eight codes of the value 0
+
 // The codes of 8 packed positions of one output feature; padding gets the zero point.
-uint32_t PackNibbles(const PackedLayout& layout, const LinearWeights& weights, int64_t row, int64_t first) {
-  const uint8_t* codes = weights.codes.data() + row * weights.row_bytes();
-  if (layout.source.empty() && first + kBlockDepth <= weights.cols) {
-    uint32_t word;
-    std::memcpy(&word, codes + first / 2, 4);
-    return word;
-  }
+uint32_t GatherNibbles(const PackedLayout& layout, const LinearWeights& weights, const uint8_t* codes, int64_t first) {
   uint32_t word = 0;
   for (int i = 0; i < kBlockDepth; ++i) {
     const int64_t k = SourceOf(layout, weights.cols, first + i);
@@ -44,10 +40,32 @@ uint32_t PackNibbles(const PackedLayout& layout, const LinearWeights& weights, i
   return word;
 }
 
-void PackInt4Block(const PackedLayout& layout, const LinearWeights& weights, int64_t first_row, int64_t first, uint8_t* out) {
+// The rows of a panel in canonical form; null beyond the last output feature.
+struct PanelRows {
+  const uint8_t* row[kPanelWidth];
+
+  PanelRows(const LinearWeights& weights, int64_t first_row) {
+    const int64_t row_bytes = weights.row_bytes();
+    for (int lane = 0; lane < kPanelWidth; ++lane) {
+      const int64_t n = first_row + lane;
+      row[lane] = n < weights.rows ? weights.codes.data() + n * row_bytes : nullptr;
+    }
+  }
+};
+
+// A canonical row holds 8 consecutive codes as the very word of the layout, so where positions are features in order a block
+// is 16 words gathered from 16 rows; the last block of a row and padded orders go code by code.
+void PackInt4Block(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t first, uint8_t* out) {
+  const bool whole = layout.source.empty() && first + kBlockDepth <= weights.cols;
   for (int lane = 0; lane < kPanelWidth; ++lane) {
-    const int64_t row = first_row + lane;
-    const uint32_t word = row < weights.rows ? PackNibbles(layout, weights, row, first) : 0x88888888u;
+    uint32_t word = kZeroCodes;
+    if (rows.row[lane] != nullptr) {
+      if (whole) {
+        std::memcpy(&word, rows.row[lane] + first / 2, 4);
+      } else {
+        word = GatherNibbles(layout, weights, rows.row[lane], first);
+      }
+    }
     std::memcpy(out + 4 * lane, &word, 4);
   }
 }
@@ -101,13 +119,14 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
 void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t panel, uint8_t* out) {
   const PanelFormat& format = layout.format;
   const int64_t first_row = panel * kPanelWidth;
+  const PanelRows rows(weights, first_row);
   for (int64_t at = 0; at < format.depth; at += kBlockDepth) {
     if (format.scale_bytes > 0 && at % format.group == 0) {
       PackScales(weights, first_row, at / format.group, out);
       out += format.scale_bytes;
     }
     if (format.element == ElementType::kInt4) {
-      PackInt4Block(layout, weights, first_row, at, out);
+      PackInt4Block(layout, weights, rows, at, out);
     } else {
       PackPlainBlock(weights, ElementBits(format.element) / 8, first_row, at, out);
     }

@@ -58,6 +58,20 @@ inline json WithQuant(json config, const json& quant) {
   return config;
 }
 
+// The text of `config` with `quant` as its quantization_config, whose keys keep their order.
+inline std::string QuantText(const std::string& quant, const json& config = Qwen3()) {
+  std::string text = config.dump();
+  text.pop_back();
+  return text + ", \"quantization_config\": " + quant + "}";
+}
+
+inline ModelConfig GoodQuant(const std::string& quant, const json& config = Qwen3()) {
+  const auto parsed = ParseModelConfig(QuantText(quant, config));
+  INFO(quant << " " << parsed.status().ToString());
+  REQUIRE(parsed.ok());
+  return *parsed;
+}
+
 inline json Gptq() {
   return json::parse(R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false, "sym": true,
     "checkpoint_format": "gptq", "lm_head": false, "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:7.7.0"]}})");
@@ -77,6 +91,14 @@ inline std::string NotServed(const ModelConfig& config, const std::string& modul
 }
 
 inline constexpr char kExpert[] = "model.layers.0.mlp.experts.3.gate_proj";
+
+// What `quant` declares for kExpert.
+inline DeclaredScheme ExpertOf(const std::string& quant) { return Declared(GoodQuant(quant), kExpert); }
+
+// Why `quant` is not served for kExpert.
+inline std::string NotServedOf(const std::string& quant) { return NotServed(GoodQuant(quant), kExpert); }
+
+inline bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline json PackedWeights(int bits, int group) {
   json weights = {{"num_bits", bits}, {"type", "int"}, {"symmetric", true}, {"dynamic", false}};

@@ -348,4 +348,139 @@ TEST_CASE("B30: a stray model.safetensors beside an index changes nothing") {
   CHECK(out == *clean.Row(x));
 }
 
+namespace {
+
+// A gated block [64 x 32] with probe weights PC(a, b) below `prefix`.
+void AddProbeBlock(CheckpointBuilder& builder, const std::string& prefix, float a, float b) {
+  const WeightFn probe = PcWeights(64, 32, a, b);
+  const std::pair<const char*, int> projections[] = {{"gate_proj", kGate}, {"up_proj", kUp}, {"down_proj", kDown}};
+  for (const auto& [name, projection] : projections) {
+    std::vector<float> weights;
+    for (int64_t n = 0; n < 64 * 32; ++n) weights.push_back(probe(0, projection, n));
+    const std::vector<int64_t> shape = projection == kDown ? std::vector<int64_t>{64, 32} : std::vector<int64_t>{32, 64};
+    builder.AddFloats(prefix + name + ".weight", StDtype::kBf16, shape, weights);
+  }
+}
+
+// The config of `builder` with these keys changed.
+void ChangeConfig(CheckpointBuilder& builder, const nlohmann::json& keys) {
+  nlohmann::json config = nlohmann::json::parse(builder.GetFile("config.json"), nullptr, false);
+  config.update(keys);
+  builder.SetConfig(config.dump());
+}
+
+const char kSharedGate[] = "model.layers.0.mlp.shared_expert_gate.weight";
+
+// Makes a qwen2_moe of a qwen3_moe: a shared expert PC(2, 1) whose gate looks at x[1] alone: sigmoid(ln 3 * x[1]).
+void MakeGatedShared(CheckpointBuilder& builder) {
+  ChangeConfig(builder, {{"model_type", "qwen2_moe"}, {"architectures", {"Qwen2MoeForCausalLM"}},
+                         {"shared_expert_intermediate_size", 32}});
+  AddProbeBlock(builder, "model.layers.0.mlp.shared_expert.", 2.0f, 1.0f);
+  std::vector<float> gate(64, 0.0f);
+  gate[1] = std::log(3.0f);
+  builder.AddFloats(kSharedGate, StDtype::kF32, {1, 64}, gate);
+}
+
+ModelSpec GatedSpec() {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = 4, .top_k = 1};
+  spec.weights = PcWeights(64, 32, 1.0f, 1.0f);
+  return spec;
+}
+
+double Silu(double z) { return z / (1.0 + std::exp(-z)); }
+
+}  // namespace
+
+TEST_CASE("The shared expert's own gate multiplies its output row by row, and the routed sum not at all") {
+  const std::vector<int32_t> ids = {0};
+  const std::vector<float> ones = {1.0f};
+  for (const std::string& policy : kBackends) {
+    Served served(GatedSpec(), policy, MakeGatedShared);
+    for (const auto& [second, factor] : {std::pair<float, double>{1.0f, 0.75}, {-1.0f, 0.25}, {0.0f, 0.5}, {200.0f, 1.0}, {-200.0f, 0.0}}) {
+      std::vector<float> x = FirstUnit(64);
+      x[1] = second;
+      CHECK((*served.Row(x, ByIds(ids, ones, 1)))[7] == Approx(Silu(1.0) + factor * Silu(2.0)).epsilon(1e-3));
+      ForwardCall routed_only = ByIds(ids, ones, 1);
+      routed_only.routed_only = true;
+      CHECK((*served.Row(x, routed_only))[7] == Approx(Silu(1.0)).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("The factor of the shared expert depends on its own row only, also beside a row of NaN") {
+  Served served(GatedSpec(), "require:reference", MakeGatedShared);
+  constexpr int64_t kRows = 5;
+  std::vector<float> x = CaseHidden(kRows, 64), out(kRows * 64);
+  for (int64_t h = 0; h < 64; ++h) x[2 * 64 + h] = NAN;
+  const std::vector<int32_t> ids(kRows, 1);
+  const std::vector<float> ones(kRows, 1.0f);
+  ForwardCall call = ByIds(ids, ones, 1);
+  call.hidden = {x.data(), DType::kF32, kRows, 64};
+  REQUIRE(served.engine.Forward("m", call, {out.data(), DType::kF32, kRows, 64}, &served.info).ok());
+  const std::vector<int32_t> one_id = {1};
+  const std::vector<float> one = {1.0f};
+  for (int64_t row = 0; row < kRows; ++row) {
+    const std::vector<float> alone = *served.Row({x.begin() + row * 64, x.begin() + (row + 1) * 64}, ByIds(one_id, one, 1));
+    for (int64_t h = 0; h < 64; ++h) {
+      const float together = out[static_cast<size_t>(row * 64 + h)];
+      CHECK((row == 2 ? std::isnan(together) : together == alone[static_cast<size_t>(h)]));
+    }
+  }
+}
+
+TEST_CASE("A shared expert's gate that is missing, misshapen or not finite is refused by name") {
+  const auto outcome = [](const std::function<void(CheckpointBuilder&)>& change) {
+    TempDir dir;
+    CheckpointBuilder builder;
+    AddModel(GatedSpec(), &builder);
+    MakeGatedShared(builder);
+    change(builder);
+    REQUIRE(builder.Write(dir.path()).ok());
+    Engine engine(Options("auto"), LinkedBackends());
+    const absl::Status planned = engine.Plan("m", dir.path());
+    return planned.ok() ? engine.Load("m", {}) : planned;
+  };
+  CHECK(outcome([](CheckpointBuilder&) {}).ok());
+  const absl::Status missing = outcome([](CheckpointBuilder& b) { b.Remove(kSharedGate); });
+  CHECK(missing.code() == absl::StatusCode::kNotFound);
+  CHECK(std::string(missing.message()).find(kSharedGate) != std::string::npos);
+  const absl::Status shape = outcome([](CheckpointBuilder& b) { b.Find(kSharedGate)->shape = {2, 32}; });
+  CHECK(shape.code() == absl::StatusCode::kInvalidArgument);
+  CHECK(std::string(shape.message()).find("[2, 32]") != std::string::npos);
+  const absl::Status nan = outcome([](CheckpointBuilder& b) {
+    std::vector<uint8_t>& bytes = b.Find(kSharedGate)->bytes;
+    std::fill(bytes.begin(), bytes.begin() + 4, uint8_t{0xFF});
+  });
+  CHECK(nan.code() == absl::StatusCode::kInvalidArgument);
+  CHECK(std::string(nan.message()).find(kSharedGate) != std::string::npos);
+}
+
+TEST_CASE("llama4: transposed experts, the router's sigmoid on their input, and a shared expert without a gate") {
+  const auto make = [](CheckpointBuilder& builder) {
+    const std::string block = "language_model.model.layers.0.feed_forward.";
+    nlohmann::json text = {{"model_type", "llama4_text"},   {"hidden_size", 64},       {"num_hidden_layers", 1},
+                           {"intermediate_size", 32},       {"intermediate_size_mlp", 64}, {"num_local_experts", 2},
+                           {"num_experts_per_tok", 1},      {"interleave_moe_layer_step", 1}};
+    builder.SetConfig(nlohmann::json{{"model_type", "llama4"}, {"text_config", text}}.dump());
+    while (!builder.tensors().empty()) builder.Remove(std::string(builder.tensors().back().name));
+    // Expert 0 is PC(2, 2), expert 1 is zero; the router prefers expert 0 with logit 0 to expert 1 with logit -1.
+    std::vector<float> gate_up(2 * 64 * 64, 0.0f), down(2 * 32 * 64, 0.0f), router(2 * 64, 0.0f);
+    for (int64_t column = 0; column < 64; ++column) gate_up[static_cast<size_t>(column)] = 2.0f;
+    for (int64_t at = 0; at < 32 * 64; ++at) down[static_cast<size_t>(at)] = 1.0f / 32;
+    router[64] = -1.0f;
+    builder.AddFloats(block + "experts.gate_up_proj", StDtype::kBf16, {2, 64, 64}, gate_up);
+    builder.AddFloats(block + "experts.down_proj", StDtype::kBf16, {2, 32, 64}, down);
+    builder.AddFloats(block + "router.weight", StDtype::kBf16, {2, 64}, router);
+    AddProbeBlock(builder, block + "shared_expert.", 1.0f, 1.0f);
+  };
+  for (const std::string& policy : kBackends) {
+    Served served(GatedSpec(), policy, make);
+    // sigmoid(0) = 0.5 halves x: silu(1) * 1, not 0.5 * silu(2) * 2.
+    CHECK((*served.Row(FirstUnit(64)))[9] == Approx(2.0 * Silu(1.0)).epsilon(1e-3));
+    ForwardCall routed_only;
+    routed_only.routed_only = true;
+    CHECK((*served.Row(FirstUnit(64), routed_only))[9] == Approx(Silu(1.0)).epsilon(1e-3));
+  }
+}
+
 }  // namespace moed

@@ -1,4 +1,4 @@
-// config.json of the four families, what is refused in it, and the files beside it.
+// config.json of four families in depth, what is refused in it, and the files beside it; all families: model_family_test.cc.
 #include <catch2/catch.hpp>
 
 #include <unistd.h>
@@ -180,7 +180,9 @@ TEST_CASE("The family follows model_type, and the architecture where that name i
   config = Mixtral();
   config["architectures"] = {"LlamaForCausalLM"};
   config["model_type"] = "llama";
-  CHECK(Refusal(config.dump()).find("mixtral, qwen3_moe, deepseek_v3, gpt_oss, got \"llama\"") != std::string::npos);
+  const std::string refusal = Refusal(config.dump());
+  CHECK(refusal.find("model_type: wanted a model of mixtral, phimoe, ") != std::string::npos);
+  CHECK(refusal.find("dbrx, got \"llama\"") != std::string::npos);
   config.erase("model_type");
   config.erase("architectures");
   CHECK(Refusal(config.dump()).find("got nothing") != std::string::npos);
@@ -288,11 +290,12 @@ TEST_CASE("Side files are read when config.json declares nothing, and only then"
   CHECK(ReadModelConfig(directory.path())->quant->Method() == "compressed-tensors");
 }
 
-TEST_CASE("Side files of tools that are not served are refused, not ignored") {
+TEST_CASE("Side files that cannot be read, or are of tools that are not served, are refused and not ignored") {
   for (const auto& [file, text, part] : std::vector<std::array<std::string, 3>>{
-           {"hf_quant_config.json", R"({"quantization": {"quant_algo": "NVFP4"}})", "quant_method: \"modelopt\""},
-           {"quant_config.json", R"({"w_bit": 4})", "\"awq\""},
-           {"quantization_config.json", R"({"quant_method": "auto-round"})", "\"auto-round\""},
+           {"hf_quant_config.json", R"({"quant_method": "exl2"})", "hf_quant_config.json: quant_method: \"exl2\""},
+           {"quantize_config.json", R"({"quant_method": "exl2"})", "\"exl2\" is not supported"},
+           {"quant_config.json", R"({"quant_method": 3})", "quant_config.json: quant_method"},
+           {"quantization_config.json", R"({"bits": 4})", "quantization_config.json: quant_method: nothing"},
            {"quantize_config.json", "{", "quantize_config.json: not valid JSON"}}) {
     const TemporaryDirectory directory;
     directory.Write("config.json", Qwen3().dump());

@@ -1,4 +1,4 @@
-// What quantization_config declares per module, and what is refused in it.
+// What all quantization methods have in common: the choice of the method, and module names.
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -12,296 +12,53 @@ namespace {
 using namespace testing;  // NOLINT: the whole header is helpers of this test
 using Container = DeclaredScheme::Container;
 
-TEST_CASE("GPTQ declares bits, group and container version for experts, and nothing for the router") {
-  ModelConfig config = Good(WithQuant(Qwen3(), Gptq()));
-  CHECK(config.quant->Method() == "gptq");
-  DeclaredScheme declared = Declared(config, kExpert);
-  CHECK(declared.container == Container::kGptq);
-  CHECK(declared.linear.weights.element == ElementType::kInt4);
-  CHECK(declared.linear.weights.group == GroupShape{1, 128});
-  CHECK_FALSE(declared.linear.weights.zero_points);
-  CHECK_FALSE(declared.gptq_v2);
-  CHECK(Declared(config, "model.layers.0.mlp.gate").container == Container::kPlain);
-  CHECK(Declared(config, "lm_head").container == Container::kPlain);
-  json quant = Gptq();
-  quant["checkpoint_format"] = "gptq_v2";
-  quant["group_size"] = -1;
-  declared = Declared(Good(WithQuant(Qwen3(), quant)), kExpert);
-  CHECK(declared.gptq_v2);
-  CHECK(declared.linear.weights.group == GroupShape{1, 0});
-  quant.erase("checkpoint_format");  // missing means version 1
-  CHECK_FALSE(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).gptq_v2);
-}
-
-TEST_CASE("GPTQ properties that are not served are refused by key and value, only when a module needs them") {
-  struct Row {
-    const char* key;
-    json value;
-    const char* part;
-  };
-  for (const Row& row : std::vector<Row>{{"bits", 8, "bits: 8 is not supported"},
-                                         {"bits", 3, "bits: 3 is not supported"},
-                                         {"bits", 2, "bits: 2 is not supported"},
-                                         {"sym", false, "sym: false is not supported"},
-                                         {"desc_act", true, "desc_act: true with group_size 128 is not supported"}}) {
-    json quant = Gptq();
-    quant[row.key] = row.value;
-    const ModelConfig config = Good(WithQuant(Qwen3(), quant));
-    CHECK(NotServed(config, kExpert).find(row.part) != std::string::npos);
-    CHECK(NotServed(config, kExpert).find(kExpert) != std::string::npos);
-    quant["dynamic"] = {{"-:.*mlp\\.experts", json::object()}};
-    CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).container == Container::kPlain);
-  }
-}
-
-TEST_CASE("GPTQ act-order that leaves no trace in the file is served") {
-  json quant = Gptq();
-  quant["desc_act"] = true;
-  quant["group_size"] = -1;
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).container == Container::kGptq);
-  quant["group_size"] = 32;
-  quant["static_groups"] = true;
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).linear.weights.group.cols == 32);
-  quant.erase("static_groups");
-  quant["meta"]["static_groups"] = true;
-  CHECK_FALSE(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).linear.weights.act_order);
-}
-
-TEST_CASE("GPTQ values that change the whole container or have a wrong type are refused at once") {
-  struct Row {
-    const char* key;
-    json value;
-    const char* part;
-  };
-  for (const Row& row : std::vector<Row>{{"checkpoint_format", "marlin", "got \"marlin\""},
-                                         {"checkpoint_format", "gptq_p", "got \"gptq_p\""},
-                                         {"format", "gptq_v2", "format: wanted the same as checkpoint_format"},
-                                         {"is_marlin_format", true, "is_marlin_format"},
-                                         {"pack_dtype", "int16", "pack_dtype"},
-                                         {"bits", "4", "bits: wanted an integer in 1..32, got \"4\""},
-                                         {"bits", nullptr, "bits: wanted"},
-                                         {"group_size", 0, "group_size: wanted -1 or a positive integer"},
-                                         {"group_size", -2, "group_size"},
-                                         {"group_size", "128", "group_size"},
-                                         {"sym", 1, "sym: wanted true or false"},
-                                         {"dynamic", json::array(), "dynamic: wanted an object"},
-                                         {"dynamic", {{"-:(", json::object()}}, "pattern \"(\""},
-                                         {"dynamic", {{"a", 5}}, "dynamic[\"a\"]: wanted an object"},
-                                         {"dynamic", {{"a", {{"bits", "4"}}}}, "dynamic[\"a\"].bits: wanted"},
-                                         {"dynamic", {{"a", {{"format", "marlin"}}}}, "dynamic[\"a\"].format"},
-                                         {"modules_in_block_to_quantize", "x", "a list of lists"},
-                                         {"modules_in_block_to_quantize", {{1}}, "a list of lists"}}) {
-    INFO(row.key << " " << row.value.dump());
-    json quant = Gptq();
-    quant[row.key] = row.value;
-    const std::string message = Refusal(WithQuant(Qwen3(), quant).dump());
+TEST_CASE("Quantization methods that are not served are refused by name with those that are") {
+  for (const char* method : {"bitsandbytes", "gguf", "marlin", "exl2", "hqq", "vptq", "fbgemm_fp8", "GPTQ"}) {
+    const std::string message = Refusal(WithQuant(Qwen3(), {{"quant_method", method}}).dump());
     INFO(message);
-    CHECK(message.find("quantization_config.") != std::string::npos);
-    CHECK(message.find(row.part) != std::string::npos);
+    CHECK(Contains(message, std::string("\"") + method +
+                                "\" is not supported (served: gptq, awq, auto-round, compressed-tensors, fp8, "
+                                "blockwise_int8, mxfp4, modelopt, quark)"));
   }
+  CHECK(Contains(Refusal(WithQuant(Qwen3(), json::object()).dump()), "quant_method: nothing"));
+  CHECK(Contains(Refusal(WithQuant(Qwen3(), {{"quant_method", 4}}).dump()), "quant_method: wanted a string, got 4"));
+  CHECK(Contains(Refusal(WithQuant(Qwen3(), 5).dump()), "quantization_config: wanted an object, got 5"));
+  CHECK(Good(WithQuant(Qwen3(), nullptr)).quant->Method() == "none");
 }
 
-TEST_CASE("GPTQ dynamic rules override and exclude by pattern; the first in the file wins") {
-  // As text: an object of the JSON library would be sorted, and the order of the file is what is tested.
-  std::string text = WithQuant(Qwen3(), Gptq()).dump();
-  const std::string dynamic = R"("dynamic": {"+:.*layers\\.1\\..*down_proj": {"group_size": 64},
-      "-:.*layers\\.1\\.": {}, "+:.*layers\\.2\\.": {"bits": 8}, ".*layers\\.3\\.": {"group_size": 32},
-      "+:.*down_proj": {"group_size": 256}}, "quant_method")";
-  text.replace(text.find("\"quant_method\""), std::string("\"quant_method\"").size(), dynamic);
-  const auto config = ParseModelConfig(text);
-  REQUIRE(config.ok());
-  const auto at = [](int layer, const std::string& projection) {
-    return "model.layers." + std::to_string(layer) + ".mlp.experts.10." + projection;
-  };
-  CHECK(Declared(*config, at(0, "gate_proj")).linear.weights.group.cols == 128);
-  CHECK(Declared(*config, at(0, "down_proj")).linear.weights.group.cols == 256);
-  CHECK(Declared(*config, at(1, "down_proj")).linear.weights.group.cols == 64);
-  CHECK(Declared(*config, at(1, "gate_proj")).container == Container::kPlain);
-  CHECK(NotServed(*config, at(2, "gate_proj")).find("dynamic[\"+:.*layers\\.2\\.\"].bits: 8") != std::string::npos);
-  CHECK(Declared(*config, at(3, "down_proj")).linear.weights.group.cols == 32);
-  CHECK(Declared(*config, at(10, "gate_proj")).linear.weights.group.cols == 128);
-}
-
-TEST_CASE("GPTQ leaves modules outside modules_in_block_to_quantize plain") {
-  json quant = Gptq();
-  quant["modules_in_block_to_quantize"] = {{"mlp.experts.3.gate_proj"}, {"mlp.experts.3.down_proj"}};
-  const ModelConfig config = Good(WithQuant(Qwen3(), quant));
-  CHECK(Declared(config, kExpert).container == Container::kGptq);
-  CHECK(Declared(config, "model.layers.9.mlp.experts.3.down_proj").container == Container::kGptq);
-  CHECK(Declared(config, "model.layers.0.mlp.experts.3.up_proj").container == Container::kPlain);
-  CHECK(Declared(config, "model.layers.0.mlp.experts.30.gate_proj").container == Container::kPlain);
-}
-
-TEST_CASE("compressed-tensors declares group and channel int4 for what its targets hit") {
-  ModelConfig config = Good(WithQuant(Qwen3(), Packed({"lm_head"})));
-  CHECK(config.quant->Method() == "compressed-tensors");
-  const DeclaredScheme declared = Declared(config, kExpert);
-  CHECK(declared.container == Container::kPacked);
-  CHECK(declared.linear.weights.element == ElementType::kInt4);
-  CHECK(declared.linear.weights.group == GroupShape{1, 64});
-  json quant = Packed({});
-  quant["config_groups"]["group_0"]["weights"] = PackedWeights(4, 0);
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).linear.weights.group == GroupShape{1, 0});
-  quant["config_groups"]["group_0"]["weights"].erase("strategy");
-  quant["config_groups"]["group_0"]["weights"]["group_size"] = -1;
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).linear.weights.group == GroupShape{1, 0});
-  quant["config_groups"]["group_0"]["weights"]["group_size"] = 32;
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).linear.weights.group == GroupShape{1, 32});
-}
-
-TEST_CASE("B33: an ignore pattern frees its layer, an exact container name frees nothing, the router is always plain") {
-  const json ignore = {"re:.*layers\\.1\\.", "model.layers.0.mlp.experts.1"};
-  const ModelConfig config = Good(WithQuant(Qwen3(), Packed(ignore)));
-  for (const char* expert : {"0", "1", "2", "10", "11"}) {
-    for (const char* projection : {"gate_proj", "up_proj", "down_proj"}) {
-      const std::string tail = std::string(".mlp.experts.") + expert + "." + projection;
-      INFO(tail);
-      CHECK(Declared(config, "model.layers.0" + tail).container == Container::kPacked);
-      CHECK(Declared(config, "model.layers.1" + tail).container == Container::kPlain);
-      CHECK(Declared(config, "model.layers.2" + tail).container == Container::kPacked);
-      CHECK(Declared(config, "model.layers.11" + tail).container == Container::kPacked);
-    }
-  }
-  for (const char* layer : {"0", "1", "2"}) {
-    CHECK(Declared(config, std::string("model.layers.") + layer + ".mlp.gate").container == Container::kPlain);
-  }
-}
-
-TEST_CASE("Ignore patterns are anchored at the start only, and the dense-layer pattern spares the experts") {
-  const json ignore = {"lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-                       "re:layers"};
-  const ModelConfig config = Good(WithQuant(Deepseek(), Packed(ignore)));
-  CHECK(Declared(config, "model.layers.1.mlp.shared_experts.up_proj").container == Container::kPlain);
-  CHECK(Declared(config, "model.layers.0.mlp.gate_proj").container == Container::kPlain);
-  // "re:layers" hits the spelling without prefix, of every module: names of another version of the library.
-  CHECK(Declared(config, "model.layers.1.mlp.experts.0.gate_proj").container == Container::kPlain);
-  json without = ignore;
-  without.erase(4);
-  CHECK(Declared(Good(WithQuant(Deepseek(), Packed(without))), "model.layers.1.mlp.experts.0.gate_proj").container ==
-        Container::kPacked);
-}
-
-TEST_CASE("Names of another spelling are found: prefixes for all families, block and projections for mixtral") {
-  for (const char* entry : {"model.layers.0.block_sparse_moe.experts.1.w1", "layers.0.mlp.experts.1.gate_proj",
-                            "model.language_model.layers.0.block_sparse_moe.experts.1.gate_proj",
-                            "re:.*block_sparse_moe\\.experts\\.1\\.w1", "re:.*mlp\\.experts\\.1\\.gate_proj",
-                            "re:model\\.layers\\.0\\.mlp\\.experts\\.1\\.gate"}) {
-    INFO(entry);
-    const ModelConfig config = Good(WithQuant(Mixtral(), Packed({entry})));
-    for (const char* module : {"model.layers.0.mlp.experts.1.gate_proj", "model.layers.0.block_sparse_moe.experts.1.w1",
-                               "model.layers.0.block_sparse_moe.experts.1.gate_proj",
-                               "language_model.model.layers.0.block_sparse_moe.experts.1.w1"}) {
-      INFO(module);
+TEST_CASE("Every method leaves routers, the shared-expert gate, embeddings and the head plain") {
+  const std::vector<std::string> quants = {
+      Gptq().dump(),
+      Packed({}).dump(),
+      R"({"quant_method": "awq", "bits": 4, "group_size": 64})",
+      R"({"quant_method": "auto-round", "bits": 4, "group_size": 64, "packing_format": "auto_round:auto_gptq"})",
+      R"({"quant_method": "fp8"})",
+      R"({"quant_method": "blockwise_int8"})",
+      R"({"quant_method": "mxfp4"})",
+      R"({"quant_method": "modelopt", "quant_algo": "FP8"})",
+      R"({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_channel"}}})"};
+  for (const std::string& quant : quants) {
+    INFO(quant);
+    const ModelConfig config = GoodQuant(quant);
+    CHECK(Declared(config, kExpert).container != Container::kPlain);
+    for (const char* module : {"model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate",
+                               "model.layers.0.mlp.router", "model.embed_tokens", "lm_head"}) {
       CHECK(Declared(config, module).container == Container::kPlain);
     }
-    CHECK(Declared(config, "model.layers.0.block_sparse_moe.experts.1.w2").container == Container::kPacked);
-    CHECK(Declared(config, "model.layers.0.block_sparse_moe.experts.11.w1").container == Container::kPacked);
   }
-}
-
-TEST_CASE("Among groups an exact target beats a pattern, a pattern the class, and equals go by the file's order") {
-  std::string text = WithQuant(Qwen3(), Packed({})).dump();
-  const std::string groups = R"("config_groups": {
-    "z": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 16}},
-    "group_10": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "group_size": 32}},
-    "group_2": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "group_size": 64}},
-    "a": {"targets": ["model.layers.0.mlp.experts.3.gate_proj"], "weights": {"num_bits": 4, "group_size": 128}},
-    "plain": {"targets": ["re:.*shared.*"], "weights": null}}, "old_groups")";
-  text.replace(text.find("\"config_groups\""), std::string("\"config_groups\"").size(), groups);
-  const auto config = ParseModelConfig(text);
-  REQUIRE(config.ok());
-  CHECK(Declared(*config, "model.layers.0.mlp.up_proj").linear.weights.group.cols == 16);
-  CHECK(Declared(*config, "model.layers.0.mlp.experts.4.gate_proj").linear.weights.group.cols == 32);
-  CHECK(Declared(*config, kExpert).linear.weights.group.cols == 128);
-  CHECK(Declared(*config, "model.layers.0.mlp.shared_expert.up_proj").container == Container::kPlain);
-}
-
-TEST_CASE("A compressed-tensors group that is not served is refused by group, key and value when it is needed") {
-  struct Row {
-    const char* key;    // in weights, or in the group when it starts with "/"
-    json value;
-    const char* part;
-  };
-  for (const Row& row : std::vector<Row>{
-           {"num_bits", 8, "weights.num_bits: 8 is not supported"},
-           {"type", "float", "weights.type: \"float\" is not supported"},
-           {"symmetric", false, "weights.symmetric: false is not supported"},
-           {"strategy", "block", "weights.strategy: \"block\" is not supported"},
-           {"strategy", "tensor", "weights.strategy: \"tensor\" is not supported"},
-           {"dynamic", true, "weights.dynamic: true is not supported"},
-           {"actorder", "group", "weights.actorder: \"group\" is not supported"},
-           {"actorder", true, "weights.actorder: true is not supported"},
-           {"/format", "int-quantized", "format: \"int-quantized\" is not supported"},
-           {"/input_activations", {{"num_bits", 8}, {"type", "float"}}, "input_activations: \"float\" of 8 bits"},
-           {"/output_activations", {{"num_bits", 8}}, "output_activations: ? of 8 bits"}}) {
-    INFO(row.key << " " << row.value.dump());
-    json quant = Packed({}, {"re:.*layers\\.2\\."});
-    json& group = quant["config_groups"]["group_0"];
-    (row.key[0] == '/' ? group[row.key + 1] : group["weights"][row.key]) = row.value;
-    const ModelConfig config = Good(WithQuant(Qwen3(), quant));
-    const std::string message = NotServed(config, "model.layers.2.mlp.experts.0.up_proj");
-    INFO(message);
-    CHECK(message.find(std::string("config_groups.group_0.") + row.part) != std::string::npos);
-    CHECK(Declared(config, kExpert).container == Container::kPlain);  // hit by no target
-  }
-  json quant = Packed({});
-  quant["config_groups"]["group_0"]["weights"]["actorder"] = "weight";  // leaves no trace in the file
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).container == Container::kPacked);
-}
-
-TEST_CASE("A group's own format overrides the global one") {
-  json quant = Packed({});
-  quant["format"] = "mixed-precision";
-  CHECK(NotServed(Good(WithQuant(Qwen3(), quant)), kExpert).find("mixed-precision") != std::string::npos);
-  quant["config_groups"]["group_0"]["format"] = "pack-quantized";
-  CHECK(Declared(Good(WithQuant(Qwen3(), quant)), kExpert).container == Container::kPacked);
-}
-
-TEST_CASE("compressed-tensors keys of a wrong type, and keys that change all weights, are refused at once") {
-  struct Row {
-    const char* path;
-    json value;
-    const char* part;
-  };
-  for (const Row& row : std::vector<Row>{
-           {"/transform_config", {{"R1", 1}}, "transform_config: wanted null or {}"},
-           {"/sparsity_config", {{"format", "sparse-24-bitmask"}}, "sparsity_config"},
-           {"/ignore", "lm_head", "ignore: wanted a list of strings"},
-           {"/ignore", {"re:("}, "ignore: pattern \"(\""},
-           {"/ignore", {"re:" + std::string(1001, 'a')}, "1001 characters"},
-           {"/config_groups", nullptr, "config_groups: wanted an object of groups"},
-           {"/config_groups/group_0", "W4A16", "config_groups.group_0: wanted an object"},
-           {"/config_groups/group_0/targets", nullptr, "targets: wanted a list"},
-           {"/config_groups/group_0/targets", {"re:["}, "pattern \"[\""},
-           {"/config_groups/group_0/weights", 4, "weights: wanted an object or null"},
-           {"/config_groups/group_0/weights/num_bits", "4", "weights.num_bits: wanted an integer"},
-           {"/config_groups/group_0/weights/group_size", nullptr, "a positive integer for the strategy group"},
-           {"/config_groups/group_0/weights/strategy", "channel", "null or -1 for the strategy channel"},
-           {"/config_groups/group_0/weights/symmetric", "yes", "weights.symmetric: wanted true or false"},
-           {"/config_groups/group_0/weights/actorder", 3, "weights.actorder"}}) {
-    INFO(row.path << " " << row.value.dump());
-    json quant = Packed({});
-    quant[json::json_pointer(row.path)] = row.value;
-    const std::string message = Refusal(WithQuant(Qwen3(), quant).dump());
-    INFO(message);
-    CHECK(message.find(row.part) != std::string::npos);
-  }
-}
-
-TEST_CASE("Other quantization methods are refused by name with those that are served") {
-  for (const char* method : {"awq", "auto-round", "fp8", "mxfp4", "modelopt", "quark", "bitsandbytes"}) {
-    const std::string message = Refusal(WithQuant(Qwen3(), {{"quant_method", method}}).dump());
-    CHECK(message.find(std::string("\"") + method + "\" is not supported (served: gptq, compressed-tensors)") !=
-          std::string::npos);
-  }
-  CHECK(Refusal(WithQuant(Qwen3(), json::object()).dump()).find("quant_method: nothing") != std::string::npos);
-  CHECK(Refusal(WithQuant(Qwen3(), 5).dump()).find("quantization_config: wanted an object, got 5") != std::string::npos);
-  CHECK(Good(WithQuant(Qwen3(), nullptr)).quant->Method() == "none");
 }
 
 TEST_CASE("Module names over 512 characters are refused, whatever the method") {
   const std::string name = "model.layers.0." + std::string(500, 'a');
-  for (const json& quant : {json(nullptr), Gptq(), Packed({})}) {
+  const std::vector<json> quants = {nullptr,
+                                    Gptq(),
+                                    Packed({}),
+                                    {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}},
+                                    {{"quant_method", "fp8"}},
+                                    {{"quant_method", "mxfp4"}},
+                                    {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}},
+                                    {{"quant_method", "quark"}, {"global_quant_config", json::object()}}};
+  for (const json& quant : quants) {
     const ModelConfig config = Good(WithQuant(Qwen3(), quant));
     CHECK(NotServed(config, name).find("515 characters") != std::string::npos);
   }

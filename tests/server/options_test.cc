@@ -111,9 +111,16 @@ TEST_CASE("A model's name defaults to its directory's last component") {
   CHECK(ServeOf({"--model", "/models/a=b"}).models[0] == ModelOption{"a=b", "/models/a=b"});
 }
 
+TEST_CASE("A range of experts is two numbers in order") {
+  for (const char* text : {"4", "4:", ":4", "4:4", "5:4", "-1:4", "0:65536", "0:4:8", "a:b"}) {
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--experts", text}), Contains("wanted A:B"));
+  }
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--experts", "4:8"}), Contains("no error"));
+}
+
 TEST_CASE("An unknown option is refused with the nearest one") {
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--thread", "2"}), Contains("'--thread'") && Contains("--threads"));
-  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--experts", "0:4"}), Contains("'--experts'"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--expert", "0:4"}), Contains("the nearest is --experts"));
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:1"}), Contains("'--metrics-listen'"));
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "stray"}), Contains("'stray'"));
   CHECK_THAT(ErrorOf({"--verbose", "serve", "--model", "/m"}), Contains("'--verbose'"));

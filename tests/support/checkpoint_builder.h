@@ -88,6 +88,18 @@ enum class ExpertFormat : uint8_t {
   kBf16, kF16, kF32,  // plain `weight`
   kGptq,              // qweight, qzeros, scales (f16), g_idx; symmetric
   kPacked,            // compressed-tensors pack-quantized: weight_packed, weight_scale (bf16), weight_shape; symmetric
+  // The following ones are written by AddProjection and AddExperts; configs for them are the test's.
+  kAwq,               // qweight and qzeros along N in the order 0 2 4 6 1 3 5 7, scales (f16); asymmetric
+  kInt8,              // weight I8 (bits 8, or 4: one value a byte), weight_scale; with zero points if asymmetric
+  kFp8,               // weight F8_E4M3, weight_scale, or weight_scale_inv for blocks
+  kMxfp8,             // weight F8_E4M3, weight_scale U8 [N, K/32]
+  kMxfp4,             // weight U8, weight_scale U8 [N, K/32]
+  kMxfp4Packed,       // weight_packed U8, weight_scale U8
+  kMxfp4Short,        // weight I8, scale F8_E8M0: deepseek v4
+  kNvfp4,             // ModelOpt: weight U8, weight_scale F8_E4M3 [N, K/16], weight_scale_2
+  kNvfp4Packed,       // compressed-tensors: weight_packed U8, weight_scale, weight_global_scale
+  kQuarkInt4,         // weight I32 [K, N/8], weight_scale (bf16) [G, N], weight_zero_point [G, N/8]
+  kQuarkTwoStage,     // weight I32 [N, K/8], weight_scale [], weight_scale_2 [N], weight_zero_point_2
 };
 
 enum class ExpertNames : uint8_t {
@@ -113,6 +125,14 @@ struct ExpertSpec {
   bool vary_groups = false;  // the scale of group j is stored times 2^-(j mod 4), so that no two neighbours agree
   GroupIndex group_index = GroupIndex::kTrivial;  // kGptq only
   bool gptq_v2 = false;      // zero points stored as they are (0x88888888) and not minus one (0x77777777)
+  // Integers with zero points that run through all values, 0 included; kAwq always, kGptq and kPacked too when set.
+  bool asymmetric = false;
+  bool per_tensor = false;   // kInt8, kFp8, kPacked: one scale, stored as [1]
+  int block_rows = 0;        // kInt8, kFp8: one scale for block_rows x group elements
+  bool flat_scales = false;  // kInt8, kFp8 per channel: [N] and not [N, 1]; per tensor: [] and not [1]
+  StDtype scale_dtype = StDtype::kBf16;  // kInt8, kFp8
+  bool awq_order = true;     // kQuarkInt4, kQuarkTwoStage
+  bool twos_complement = false;  // kQuarkInt4; kQuarkTwoStage always is
 };
 
 // The weights that a loader must see: row-major plain [N, K], exactly dequantized.
@@ -140,6 +160,10 @@ struct LayerReference {
 // what it dequantizes to. Packed formats need cols * bits to be a multiple of 32, kGptq rows * bits too.
 std::vector<float> AddProjection(CheckpointBuilder* builder, const std::string& prefix, int64_t rows, int64_t cols,
                                  const ExpertSpec& spec, const std::function<float(int64_t)>& weight);
+
+// The same for the formats from kAwq on, and for asymmetric or per-tensor ones before; called by AddProjection.
+std::vector<float> AddOtherFormat(CheckpointBuilder* builder, const std::string& prefix, int64_t rows, int64_t cols,
+                                  const ExpertSpec& spec, const std::function<float(int64_t)>& weight);
 
 // All routed experts of a layer below `layer_prefix` ("model.layers.0."). `biases` (kGptOssFused only, may be empty: 0) has
 // the signature of weights, index counting output features.

@@ -178,6 +178,9 @@ std::vector<ExpertReference> AddFused(CheckpointBuilder* builder, const std::str
 
 std::vector<float> AddProjection(CheckpointBuilder* builder, const std::string& prefix, int64_t rows, int64_t cols,
                                  const ExpertSpec& spec, const std::function<float(int64_t)>& weight) {
+  if (spec.format >= ExpertFormat::kAwq || spec.asymmetric || spec.per_tensor) {
+    return AddOtherFormat(builder, prefix, rows, cols, spec, weight);
+  }
   if (spec.format != ExpertFormat::kGptq && spec.format != ExpertFormat::kPacked) {
     const StDtype dtype = PlainDtype(spec.format);
     std::vector<float> values = PlainValues(rows * cols, dtype, weight);

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# `./dev` refuses what it does not know with exit code 2 and a first line on stderr that names it, before any set-up.
+# Usage: dev_test.sh, in the runfiles of its target.
+set -euo pipefail
+
+passed=0
+failed=0
+errors="$(mktemp)"
+trap 'rm -f "$errors"' EXIT
+
+# refused FIRST_LINE ARGUMENTS...
+refused() {
+  local want="dev: $1" code=0 got
+  shift
+  ./dev "$@" >/dev/null 2>"$errors" || code=$?
+  got="$(head -n 1 "$errors")"
+  if [[ $code -eq 2 && "$got" == "$want" ]]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    printf 'FAILED: ./dev %s\n  wanted exit code 2 and: %s\n  got exit code %s and: %s\n' "$*" "$want" "$code" "$got"
+  fi
+}
+
+commands="build, demo, test, bench, install, help"
+refused "wanted a command, got none; commands: $commands"
+refused "unknown command \"frob\"; commands: $commands" frob
+refused "unknown command \"--frob\"; commands: $commands" --frob
+refused 'build: wanted no arguments, got "x"' build x
+refused 'demo: wanted no arguments, got "--fast"' demo --fast
+refused 'help: wanted no arguments, got "x"' help x
+refused 'test: unknown option "--frob"; options: --models DIR' test --frob
+refused 'test: wanted one FILTER, got "a" and "b"' test a b
+refused 'test: --models: wanted a folder, got nothing' test a --models
+refused 'test: --models: wanted a folder, got "no/such"' test --models no/such
+refused 'test: --models: wanted a folder, got "no/such"' test --models=no/such
+refused 'bench: unknown kind "frob"; kinds: cpu' bench cpu,frob
+refused 'bench: unknown option "--frob"; options: --json FILE' bench --frob
+refused 'bench: --json: wanted a file, got nothing' bench cpu --json
+refused 'bench: wanted at most KIND and FILTER, got "cpu a b"' bench cpu a b
+refused 'install: wanted one PREFIX, got 0 arguments' install
+refused 'install: wanted an absolute PREFIX, got "relative"' install relative
+
+if ./dev help | grep -q '^Usage: ./dev COMMAND'; then
+  passed=$((passed + 1))
+else
+  failed=$((failed + 1))
+  echo "FAILED: ./dev help shows no usage"
+fi
+echo "MOED-TEST-RESULT passed=$passed failed=$failed skipped=0"
+((failed == 0))
