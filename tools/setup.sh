@@ -61,7 +61,7 @@ mapfile -t wanted < <(missing)
 if ((${#wanted[@]} > 0)); then
   mkdir -p "$(dirname "$log")"
   : >"$log"
-  echo "set-up: installing ${#wanted[@]} packages (log: .cache/setup.log): ${wanted[*]}"
+  echo "set-up: installing (log: .cache/setup.log): ${wanted[*]}"
   as_root mkdir -p /usr/share/man/man1  # slim images lack it, and Java's set-up fails without
   apt_get update
   apt_get install -y --no-install-recommends "${wanted[@]}"
