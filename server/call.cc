@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
 void OpenCalls::Add() {
   std::lock_guard<std::mutex> lock(mutex_);
   ++count_;
+  ++added_;
 }
 
 void OpenCalls::Remove() {
@@ -47,6 +49,20 @@ void OpenCalls::Remove() {
 bool OpenCalls::WaitForNone(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
   return none_.wait_for(lock, limit, [this] { return count_ == 0; });
+}
+
+bool OpenCalls::WaitForQuiet(std::chrono::milliseconds quiet, std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    if (!none_.wait_until(lock, end, [this] { return count_ == 0; })) return false;
+    const uint64_t seen = added_;
+    lock.unlock();
+    std::this_thread::sleep_for(quiet);
+    lock.lock();
+    if (count_ == 0 && added_ == seen) return true;
+    if (std::chrono::steady_clock::now() >= end) return false;
+  }
 }
 
 Call::Call(const char* method, grpc::CallbackServerContext* context, OpenCalls* open)

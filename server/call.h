@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -29,11 +30,14 @@ class OpenCalls {
   void Remove();
   // Waits until none is open; false when `limit` passed first.
   bool WaitForNone(std::chrono::milliseconds limit);
+  // Waits until none is open and none came for `quiet`; false when `limit` passed first.
+  bool WaitForQuiet(std::chrono::milliseconds quiet, std::chrono::milliseconds limit);
 
  private:
   std::mutex mutex_;
   std::condition_variable none_;
-  int count_ = 0;  // guarded by mutex_
+  int count_ = 0;       // guarded by mutex_
+  uint64_t added_ = 0;  // calls ever; guarded by mutex_
 };
 
 class Call final : public grpc::ServerUnaryReactor {

@@ -15,6 +15,10 @@ namespace moed {
 namespace {
 
 constexpr std::chrono::seconds kAnswerLimit(10);        // for slow readers to take their answers in a drain
+// gRPC cancels a call that reaches it while it shuts down, before anybody could answer it. So the listeners stay open, and calls
+// get UNAVAILABLE, until clients had the time to hear it: no new call for a while, or so many that waiting is no use.
+constexpr std::chrono::milliseconds kQuiet(50);
+constexpr std::chrono::milliseconds kQuietLimit(500);
 constexpr std::chrono::milliseconds kStreamLimit(100);  // for open health watches, which would never end by themselves
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
@@ -130,6 +134,7 @@ void Server::Drain() {
   }
   queue_.Shutdown();
   service_.WaitForAnswers(kAnswerLimit);
+  service_.WaitForQuiet(kQuiet, kQuietLimit);
   for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
     if (listener != nullptr) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
   }

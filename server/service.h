@@ -39,6 +39,9 @@ class MoeService final : public MoeServiceBase {
   // Waits until every call was answered; false when `limit` passed first.
   bool WaitForAnswers(std::chrono::milliseconds limit) { return open_.WaitForNone(limit); }
 
+  // Waits until no call came for `quiet`; false when `limit` passed first.
+  bool WaitForQuiet(std::chrono::milliseconds quiet, std::chrono::milliseconds limit) { return open_.WaitForQuiet(quiet, limit); }
+
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const moe::v1::StatusRequest* request,
