@@ -1,5 +1,6 @@
 #include "engine/container.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -93,6 +94,9 @@ absl::Status ReadInput(const LinearSource& source, LinearWeights* out) {
   const absl::StatusOr<float> number = ReadNumber(source.input, /*zero_allowed=*/false);
   if (!number.ok()) return number.status();
   out->input_scale = source.inverse_input ? 1.0f / *number : *number;
+  if (!std::isfinite(out->input_scale)) {
+    return TensorError(source.input, absl::StrCat("is ", *number, ", whose inverse is no finite number"));
+  }
   return absl::OkStatus();
 }
 

@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -58,15 +59,33 @@ absl::Status Engine::Plan(const std::string& name, const std::string& path) {
   for (const std::shared_ptr<Model>& other : models_) {
     if (other->name() == name) return absl::AlreadyExistsError(absl::StrCat("model name ", name, " is taken"));
   }
+  absl::Status fits = CheckMemory(**model);
+  if (!fits.ok()) return fits;
   models_.push_back(*std::move(model));
   return absl::OkStatus();
+}
+
+absl::Status Engine::CheckMemory(const Model& added) const {
+  Model::Need need = added.need();
+  for (const std::shared_ptr<Model>& other : models_) {
+    need.weights += other->need().weights;
+    need.workspace = std::max(need.workspace, other->need().workspace);
+  }
+  const uint64_t machine = options_.device.memory_bytes;
+  const bool own_limit = options_.memory_limit != 0 && (machine == 0 || options_.memory_limit <= machine);
+  const uint64_t limit = own_limit ? options_.memory_limit : machine;
+  if (limit == 0 || need.weights + need.workspace <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("model ", added.name(), ": with it ", need.weights, " bytes are needed for experts and ",
+                                                   need.workspace, " for workspace, ", limit, " are allowed",
+                                                   own_limit ? " (memory limit)" : " (memory of the machine)"));
 }
 
 absl::Status Engine::Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress) {
   absl::StatusOr<std::shared_ptr<Model>> found = Get(name);
   if (!found.ok()) return found.status();
   Model& model = **found;
-  absl::Status status;
+  absl::Status status = model.BeginLoad();
+  if (!status.ok()) return status;
   for (int index = 0; status.ok() && index < model.layer_count(); ++index) {
     {
       std::lock_guard<std::mutex> lock(compute_mutex_);

@@ -134,7 +134,7 @@ class Engine {
   // RESOURCE_EXHAUSTED when the memory limit cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 
-  // Loads all layers of a planned model. `progress` (may be empty) is called after each layer from the calling thread.
+  // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty) is called after each layer from the calling thread.
   // On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress);
 
@@ -152,6 +152,8 @@ class Engine {
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
 
  private:
+  // Whether all models and `added` fit into the memory limit. models_mutex_ must be held.
+  absl::Status CheckMemory(const Model& added) const;
   absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;
 
   const EngineOptions options_;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/gate.h"
 #include "engine/routing.h"
+#include "kernels/activation_quant.h"
 #include "kernels/convert.h"
 
 namespace moed {
@@ -21,30 +22,42 @@ std::span<std::byte> AlignedWorkspace(std::vector<std::byte>& storage, size_t by
   return std::span<std::byte>(storage).subspan(offset, bytes);
 }
 
-// The routing of a whole call: ids and weights [M, k] in `scratch`, or the caller's own.
+// Ids and weights of some rows, row-major.
 struct Routing {
   int top_k = 0;
   std::span<const int32_t> ids;
   std::span<const float> weights;
+
+  Routing rows(int64_t first, int64_t count) const {
+    const size_t at = static_cast<size_t>(first * top_k), slots = static_cast<size_t>(count * top_k);
+    return {top_k, ids.subspan(at, slots), weights.subspan(at, slots)};
+  }
 };
 
-absl::StatusOr<Routing> RouteAll(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, WorkerPool& pool,
-                                 Scratch& scratch) {
+// What the caller decided, for the whole call and before anything is computed: given ids, or logits routed by the rule.
+absl::StatusOr<Routing> RouteGiven(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, Scratch& scratch) {
   if (const RoutingByIds* given = std::get_if<RoutingByIds>(&call.routing)) return Routing{given->top_k, given->ids, given->weights};
-  const size_t rows = static_cast<size_t>(call.hidden.rows);
-  const size_t slots = rows * static_cast<size_t>(config.top_k);
+  const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing);
+  if (given == nullptr) return Routing{config.top_k, {}, {}};
+  const size_t slots = static_cast<size_t>(call.hidden.rows) * static_cast<size_t>(config.top_k);
   scratch.ids.resize(slots);
   scratch.weights.resize(slots);
-  absl::Status status;
-  if (const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing)) {
-    status = Route(config.router, config.num_experts, config.top_k, given->logits, layer.gate.correction_bias, scratch.ids,
-                   scratch.weights);
-  } else {
-    scratch.logits.resize(rows * static_cast<size_t>(config.num_experts));
-    ComputeLogits(layer.gate, call.hidden, pool, scratch.logits);
-    status = RouteOwnGate(config.router, config.num_experts, config.top_k, scratch.logits, layer.gate.correction_bias, scratch.ids,
-                          scratch.weights);
-  }
+  absl::Status status = Route(config.router, config.num_experts, config.top_k, given->logits, layer.gate.correction_bias,
+                              scratch.ids, scratch.weights);
+  if (!status.ok()) return status;
+  return Routing{config.top_k, scratch.ids, scratch.weights};
+}
+
+// The server's own gate for some rows: its memory follows the chunk, not the call.
+absl::StatusOr<Routing> RouteByGate(const ModelConfig& config, const LoadedLayer& layer, const TensorView& hidden, WorkerPool& pool,
+                                    Scratch& scratch) {
+  const size_t rows = static_cast<size_t>(hidden.rows), slots = rows * static_cast<size_t>(config.top_k);
+  scratch.ids.resize(slots);
+  scratch.weights.resize(slots);
+  scratch.logits.resize(rows * static_cast<size_t>(config.num_experts));
+  ComputeLogits(layer.gate, hidden, pool, scratch.logits);
+  absl::Status status = RouteOwnGate(config.router, config.num_experts, config.top_k, scratch.logits, layer.gate.correction_bias,
+                                     scratch.ids, scratch.weights);
   if (!status.ok()) return status;
   return Routing{config.top_k, scratch.ids, scratch.weights};
 }
@@ -92,6 +105,16 @@ int64_t RowsAtOnce(const LoadedLayer& layer, bool with_shared, int top_k) {
   return rows;
 }
 
+// How many rows go at once. An activation scale that spans the request forbids chunks.
+absl::StatusOr<int64_t> StepOf(const LoadedLayer& layer, bool with_shared, int64_t rows, int top_k) {
+  const int64_t step = RowsAtOnce(layer, with_shared, top_k);
+  if (rows <= step) return std::max<int64_t>(rows, 1);
+  if (!SpansRows(layer.plan.routed.scheme) && !(with_shared && SpansRows(layer.plan.shared.scheme))) return step;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "hidden: ", rows, " rows, want at most ", step,
+      ": the layer's activation scales span the request, so it cannot be computed in chunks (see --max-tokens)"));
+}
+
 }  // namespace
 
 absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool, Scratch& scratch) {
@@ -137,21 +160,24 @@ absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, co
 
 absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                         WorkerPool& pool, Scratch& scratch, ForwardInfo* info) {
-  absl::StatusOr<Routing> routing = RouteAll(config, layer, call, pool, scratch);
-  if (!routing.ok()) return routing.status();
-  if (info->want_routing) {
-    info->top_k = routing->top_k;
-    info->ids.assign(routing->ids.begin(), routing->ids.end());
-    info->weights.assign(routing->weights.begin(), routing->weights.end());
-  }
-  if (layer.plan.routed.num_experts != config.num_experts) MakeLocal(layer, &*routing, scratch);
+  absl::StatusOr<Routing> given = RouteGiven(config, layer, call, scratch);
+  if (!given.ok()) return given.status();
+  const bool own_gate = std::holds_alternative<RoutingByGate>(call.routing);
   const bool with_shared = layer.shared != nullptr && !call.routed_only;
-  const int64_t step = RowsAtOnce(layer, with_shared, routing->top_k);
-  for (int64_t first = 0; first < call.hidden.rows; first += step) {
-    const int64_t rows = std::min(step, call.hidden.rows - first);
-    const size_t slot = static_cast<size_t>(first * routing->top_k), slots = static_cast<size_t>(rows * routing->top_k);
-    const MoeBatch batch = {call.hidden.slice(first, rows), routing->ids.subspan(slot, slots), routing->weights.subspan(slot, slots),
-                            routing->top_k};
+  const absl::StatusOr<int64_t> step = StepOf(layer, with_shared, call.hidden.rows, given->top_k);
+  if (!step.ok()) return step.status();
+  info->top_k = given->top_k;
+  for (int64_t first = 0; first < call.hidden.rows; first += *step) {
+    const int64_t rows = std::min(*step, call.hidden.rows - first);
+    const TensorView hidden = call.hidden.slice(first, rows);
+    absl::StatusOr<Routing> routing = own_gate ? RouteByGate(config, layer, hidden, pool, scratch) : given->rows(first, rows);
+    if (!routing.ok()) return routing.status();
+    if (info->want_routing) {
+      info->ids.insert(info->ids.end(), routing->ids.begin(), routing->ids.end());
+      info->weights.insert(info->weights.end(), routing->weights.begin(), routing->weights.end());
+    }
+    if (layer.plan.routed.num_experts != config.num_experts) MakeLocal(layer, &*routing, scratch);
+    const MoeBatch batch = {hidden, routing->ids, routing->weights, routing->top_k};
     const MutableTensorView part = out.slice(first, rows);
     absl::Status status = with_shared ? RunWithShared(layer, batch, part, pool, scratch)
                                       : RunPrepared(*layer.routed, batch, part, pool, scratch);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/chunking.h"
 #include "engine/self_check.h"
+#include "kernels/activation_quant.h"
 
 namespace moed {
 namespace {
@@ -28,6 +29,14 @@ constexpr int64_t kLoadCheckTokens = 3;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, Text(status)));
+}
+
+LayerPart RoutedPart(LoadedLayer& layer) {
+  return {"", &layer.plan.routed, layer.plan.experts.get(), &layer.choice, &layer.routed};
+}
+
+LayerPart SharedPart(LoadedLayer& layer) {
+  return {", shared expert", &layer.plan.shared, layer.plan.shared_expert.get(), &layer.shared_choice, &layer.shared};
 }
 
 }  // namespace
@@ -60,7 +69,6 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   model->report_ = *std::move(report);
   model->states_.assign(model->layers_.size(), LayerState::kPlanned);
   absl::Status status = model->ChooseBackends();
-  if (status.ok()) status = model->CheckMemory();
   if (!status.ok()) return status;
   return model;
 }
@@ -83,6 +91,10 @@ absl::Status Model::ApplyExpertRange() {
                                                    config_.num_experts));
   }
   for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
+    if (SpansRows(layer->plan.routed.scheme.down.input)) {
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": layer ", layer->plan.layer, ": experts ", first, ":", end,
+                                                     " cannot be held alone: the scale of their inputs spans the whole request"));
+    }
     layer->first_expert = first;
     layer->plan.routed.num_experts = end - first;
     layer->plan.experts = std::make_shared<OffsetReader>(std::move(layer->plan.experts), first);
@@ -97,7 +109,7 @@ absl::Status Model::ChooseFor(int layer, std::span<const Backend* const> backend
       Choose(*desc, options_.device, backends, options_.policy.For(layer, desc->scheme.gate.weights.element));
   if (!choice.ok()) return choice.status();
   *out = *std::move(choice);
-  desc->max_tokens = ChunkRows(*out->backend, *desc, options_.max_tokens);
+  desc->max_tokens = SpansRows(desc->scheme) ? options_.max_tokens : ChunkRows(*out->backend, *desc, options_.max_tokens);
   return absl::OkStatus();
 }
 
@@ -113,19 +125,23 @@ absl::Status Model::ChooseBackends() {
   return absl::OkStatus();
 }
 
-absl::Status Model::CheckMemory() const {
-  const EngineOptions& options = options_;
-  uint64_t bytes = 0, workspace = 0;
+Model::Need Model::need() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Need need;
   for (const LayerExplanation& layer : report_.layers) {
-    bytes += layer.bytes;
-    workspace = std::max(workspace, layer.workspace_bytes);
+    need.weights += layer.bytes;
+    need.workspace = std::max(need.workspace, layer.workspace_bytes);
   }
-  uint64_t limit = options.memory_limit;
-  if (limit == 0 || (options.device.memory_bytes != 0 && options.device.memory_bytes < limit)) limit = options.device.memory_bytes;
-  if (limit == 0 || bytes + workspace <= limit) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(path_, ": needs ", bytes, " bytes for experts and ", workspace,
-                                                   " for workspace, ", limit, " are allowed",
-                                                   limit == options.memory_limit ? " (memory limit)" : " (memory of the machine)"));
+  return need;
+}
+
+absl::Status Model::BeginLoad() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != LayerState::kPlanned) {
+    return absl::FailedPreconditionError(absl::StrCat("model ", name_, " is ", LayerStateName(state_), ", want planned"));
+  }
+  state_ = LayerState::kLoading;
+  return absl::OkStatus();
 }
 
 absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
@@ -134,14 +150,9 @@ absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
     std::lock_guard<std::mutex> lock(mutex_);
     states_[index] = state_ = LayerState::kLoading;
   }
-  absl::Status status = PrepareChecked(index, pool, scratch);
+  absl::Status status = PrepareChecked(index, RoutedPart(layer), pool, scratch);
+  if (status.ok() && layer.plan.has_shared) status = PrepareChecked(index, SharedPart(layer), pool, scratch);
   if (!status.ok()) return status;
-  if (layer.plan.has_shared) {
-    absl::StatusOr<std::unique_ptr<PreparedMoe>> shared =
-        layer.shared_choice.backend->Prepare(layer.plan.shared, *layer.plan.shared_expert, pool);
-    if (!shared.ok()) return shared.status();
-    layer.shared = *std::move(shared);
-  }
   absl::StatusOr<GateWeights> gate = ReadGate(config_, *checkpoint_, layer.plan.layer);
   if (!gate.ok()) return gate.status();
   layer.gate = *std::move(gate);
@@ -150,40 +161,40 @@ absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
   return absl::OkStatus();
 }
 
-absl::Status Model::PrepareChecked(int index, WorkerPool& pool, Scratch& scratch) {
-  LoadedLayer& layer = *layers_[index];
-  const MoeDesc& desc = layer.plan.routed;
+absl::Status Model::PrepareChecked(int index, LayerPart part, WorkerPool& pool, Scratch& scratch) {
+  const int number = layers_[index]->plan.layer;
+  const std::string where = absl::StrCat("layer ", number, part.name);
   const Backend* reference = FindReference(backends_);
   std::vector<const Backend*> left = backends_;
   for (;;) {
-    absl::StatusOr<std::unique_ptr<PreparedMoe>> routed = layer.choice.backend->Prepare(desc, *layer.plan.experts, pool);
-    if (!routed.ok()) return routed.status();
-    layer.routed = *std::move(routed);
-    const std::string name = layer.choice.backend->Name();
-    if (!(layer.routed->ExecutedScheme() == desc.scheme)) {
-      return absl::InternalError(absl::StrCat("layer ", layer.plan.layer, ": ", name, " executes ",
-                                              Describe(layer.routed->ExecutedScheme()), ", want ", Describe(desc.scheme)));
+    absl::StatusOr<std::unique_ptr<PreparedMoe>> prepared = part.choice->backend->Prepare(*part.desc, *part.experts, pool);
+    if (!prepared.ok()) return prepared.status();
+    *part.prepared = *std::move(prepared);
+    const std::string name = part.choice->backend->Name();
+    if (!((*part.prepared)->ExecutedScheme() == part.desc->scheme)) {
+      return absl::InternalError(absl::StrCat(where, ": ", name, " executes ", Describe((*part.prepared)->ExecutedScheme()),
+                                              ", want ", Describe(part.desc->scheme)));
     }
-    if (reference == nullptr || layer.choice.backend == reference) return absl::OkStatus();
-    absl::StatusOr<SelfCheckRow> row = CheckLayer(layer, *reference, kLoadCheckTokens, static_cast<uint64_t>(layer.plan.layer), pool, scratch);
+    if (reference == nullptr || part.choice->backend == reference) return absl::OkStatus();
+    absl::StatusOr<SelfCheckRow> row = CheckPart({*part.desc, *part.experts, *part.choice->backend, **part.prepared}, *reference,
+                                                 kLoadCheckTokens, static_cast<uint64_t>(number), pool, scratch);
     if (!row.ok()) return row.status();
     if (row->passed) return absl::OkStatus();
 
     const std::string why = absl::StrCat("self-check on the loaded weights: relative error ", row->max_rel, ", bound ", row->bound);
-    layer.routed.reset();
-    const LayerPolicy policy = options_.policy.For(layer.plan.layer, desc.scheme.gate.weights.element);
-    if (policy.kind == LayerPolicy::Kind::kRequire) {
-      return absl::InternalError(absl::StrCat("layer ", layer.plan.layer, ": ", name, " is required and failed its ", why));
+    part.prepared->reset();
+    if (options_.policy.For(number, part.desc->scheme.gate.weights.element).kind == LayerPolicy::Kind::kRequire) {
+      return absl::InternalError(absl::StrCat(where, ": ", name, " is required and failed its ", why));
     }
-    std::erase(left, layer.choice.backend);
-    absl::StatusOr<Choice> next = Choose(desc, options_.device, left, LayerPolicy());
-    if (!next.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": ", name, " failed its ", why, "; "), next.status());
+    std::erase(left, part.choice->backend);
+    absl::StatusOr<Choice> next = Choose(*part.desc, options_.device, left, LayerPolicy());
+    if (!next.ok()) return Prefixed(absl::StrCat(where, ": ", name, " failed its ", why, "; "), next.status());
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      layer.choice = *std::move(next);
+      *part.choice = *std::move(next);
     }
-    layer.plan.routed.max_tokens = ChunkRows(*layer.choice.backend, desc, options_.max_tokens);
-    Quarantine(index, name, why);
+    if (!SpansRows(part.desc->scheme)) part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
+    Quarantine(index, name, absl::StrCat(part.name, why));
   }
 }
 
@@ -194,6 +205,7 @@ void Model::Quarantine(int index, const std::string& backend, const std::string&
     if (verdict.name == backend) verdict.verdict.reasons.push_back({"quarantined", why});
   }
   explanation.choice = layers_[index]->choice.backend->Name();
+  if (layers_[index]->plan.has_shared) explanation.shared_choice = layers_[index]->shared_choice.backend->Name();
   absl::StrAppend(&explanation.note, explanation.note.empty() ? "" : "; ", backend, " is quarantined: ", why);
 }
 

@@ -26,6 +26,14 @@ struct LoadedLayer {
   GateWeights gate;
 };
 
+// The routed experts or the shared expert of a layer, which are chosen, prepared and checked alike.
+struct LayerPart {
+  const char* name;  // "" or ", shared expert", for messages
+  MoeDesc* desc;
+  const ExpertReader* experts;
+  Choice* choice;
+  std::unique_ptr<PreparedMoe>* prepared;
+};
 class Model {
  public:
   // Reads config and headers, plans all layers and asks the oracle for each. Errors as Engine::Plan.
@@ -40,8 +48,17 @@ class Model {
   int layer_count() const { return static_cast<int>(layers_.size()); }
   uint64_t generation() const { return generation_; }
 
-  // Loads layer `index` (not its number): prepares routed and shared experts, reads the gate, and compares the routed experts
-  // with the reference on the loaded weights. A backend that fails the comparison is quarantined for this layer and the next
+  // Bytes that the planned layers hold, and the largest workspace of one.
+  struct Need {
+    uint64_t weights = 0;
+    uint64_t workspace = 0;
+  };
+  Need need() const;
+
+  // FAILED_PRECONDITION unless the model is kPlanned; else it is kLoading, so that only one caller loads it.
+  absl::Status BeginLoad();
+  // Loads layer `index` (not its number): prepares routed and shared experts, compares both with the reference on the loaded
+  // weights, and reads the gate. A backend that fails the comparison is quarantined for this layer and the next
   // fitting one is taken, unless the policy requires it. `pool` must not be in use.
   absl::Status LoadLayer(int index, WorkerPool& pool, Scratch& scratch);
   // After the last layer, or with the error that ended loading.
@@ -59,8 +76,7 @@ class Model {
   absl::Status ApplyExpertRange();
   absl::Status ChooseBackends();
   absl::Status ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const;
-  absl::Status CheckMemory() const;
-  absl::Status PrepareChecked(int index, WorkerPool& pool, Scratch& scratch);
+  absl::Status PrepareChecked(int index, LayerPart part, WorkerPool& pool, Scratch& scratch);
   void Quarantine(int index, const std::string& backend, const std::string& why);
 
   const EngineOptions options_;

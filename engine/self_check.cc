@@ -64,7 +64,7 @@ double LargestRelativeError(const std::vector<float>& y, const std::vector<float
 }
 
 // The sample through the reference, on the experts it uses.
-absl::StatusOr<std::vector<float>> RunReference(const LoadedLayer& layer, const Backend& reference, const Sample& sample,
+absl::StatusOr<std::vector<float>> RunReference(const CheckTarget& target, const Backend& reference, const Sample& sample,
                                                 int64_t tokens, WorkerPool& pool, Scratch& scratch) {
   std::vector<int> used(sample.ids.begin(), sample.ids.end());
   std::sort(used.begin(), used.end());
@@ -72,10 +72,10 @@ absl::StatusOr<std::vector<float>> RunReference(const LoadedLayer& layer, const 
   std::vector<int32_t> local;
   for (int32_t id : sample.ids) local.push_back(static_cast<int32_t>(std::lower_bound(used.begin(), used.end(), id) - used.begin()));
 
-  MoeDesc desc = layer.plan.routed;
+  MoeDesc desc = target.desc;
   desc.num_experts = static_cast<int>(used.size());
   desc.max_tokens = tokens;
-  const SubsetReader reader(*layer.plan.experts, used);
+  const SubsetReader reader(target.experts, used);
   absl::StatusOr<std::unique_ptr<PreparedMoe>> moe = reference.Prepare(desc, reader, pool);
   if (!moe.ok()) return moe.status();
   std::vector<float> out(sample.x.size());
@@ -104,27 +104,46 @@ double SelfCheckBound(const QuantScheme& scheme) {
   return bound;
 }
 
-absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
-                                        WorkerPool& pool, Scratch& scratch) {
-  const MoeDesc& desc = layer.plan.routed;
+absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, int64_t tokens, uint64_t seed,
+                                       WorkerPool& pool, Scratch& scratch) {
+  const MoeDesc& desc = target.desc;
   tokens = std::min(tokens, desc.max_tokens);
   const Sample sample = MakeSample(desc, tokens, seed);
-  absl::StatusOr<std::vector<float>> want = RunReference(layer, reference, sample, tokens, pool, scratch);
+  absl::StatusOr<std::vector<float>> want = RunReference(target, reference, sample, tokens, pool, scratch);
   if (!want.ok()) return want.status();
 
   std::vector<float> got(sample.x.size());
   const MoeBatch batch = {{sample.x.data(), DType::kF32, tokens, desc.hidden}, sample.ids, sample.weights, desc.top_k};
-  absl::Status status = RunPrepared(*layer.routed, batch, {got.data(), DType::kF32, tokens, desc.hidden}, pool, scratch);
+  absl::Status status =
+      RunPrepared(target.prepared, batch, {got.data(), DType::kF32, tokens, desc.hidden}, pool, scratch);
   if (!status.ok()) return status;
 
   SelfCheckRow row;
-  row.layer = layer.plan.layer;
-  row.backend = layer.choice.backend->Name();
-  row.scheme = Describe(layer.routed->ExecutedScheme());
+  row.backend = target.backend.Name();
+  row.scheme = Describe(target.prepared.ExecutedScheme());
   row.tokens = tokens;
   row.max_rel = LargestRelativeError(got, *want, desc.hidden);
-  row.bound = SelfCheckBound(layer.routed->ExecutedScheme());
+  row.bound = SelfCheckBound(target.prepared.ExecutedScheme());
   row.passed = row.max_rel <= row.bound;
+  return row;
+}
+
+absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
+                                        WorkerPool& pool, Scratch& scratch) {
+  const LayerPlan& plan = layer.plan;
+  absl::StatusOr<SelfCheckRow> row =
+      CheckPart({plan.routed, *plan.experts, *layer.choice.backend, *layer.routed}, reference, tokens, seed, pool, scratch);
+  if (!row.ok()) return row.status();
+  row->layer = layer.plan.layer;
+  if (layer.shared == nullptr) return row;
+  const absl::StatusOr<SelfCheckRow> shared =
+      CheckPart({plan.shared, *plan.shared_expert, *layer.shared_choice.backend, *layer.shared}, reference, tokens, seed, pool, scratch);
+  if (!shared.ok()) return shared.status();
+  if (shared->max_rel / shared->bound > row->max_rel / row->bound) {
+    row->max_rel = shared->max_rel;
+    row->bound = shared->bound;
+  }
+  row->passed = row->passed && shared->passed;
   return row;
 }
 

@@ -15,9 +15,21 @@ const Backend* FindReference(std::span<const Backend* const> backends);
 // weight-only schemes, else by the activations' element (a value near a rounding border may fall on either side).
 double SelfCheckBound(const QuantScheme& scheme);
 
-// Runs `tokens` random rows of magnitudes 1/16 to 16 with random experts through the layer and through `reference`, which
-// reads only the experts that the rows use. float32 in and out. Errors are those of reading or running; a difference beyond
-// the bound is a row that did not pass.
+// A prepared part of a layer, the routed experts or the shared expert, and where its weights came from.
+struct CheckTarget {
+  const MoeDesc& desc;
+  const ExpertReader& experts;
+  const Backend& backend;
+  const PreparedMoe& prepared;
+};
+
+// Runs `tokens` random rows of magnitudes 1/16 to 16 with random experts through the target and through
+// `reference`, which reads only the experts that the rows use. float32 in and out. Errors are those of reading or running; a
+// difference beyond the bound is a row that did not pass. The row's layer number is left 0.
+absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, int64_t tokens, uint64_t seed,
+                                       WorkerPool& pool, Scratch& scratch);
+
+// Both parts of a ready layer in one row: the routed experts' backend and scheme, the larger error in units of its bound.
 absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
                                         WorkerPool& pool, Scratch& scratch);
 

@@ -25,6 +25,10 @@ absl::StatusOr<LinearSource> PlanLinear(const ModelConfig& config, TensorFinder&
   std::string note;
   absl::StatusOr<LinearSource> source = FindLinear(finder, *declared, module, rows, cols, bias, &note);
   if (!source.ok()) return source;
+  if (source->scale_slice >= 0 && source->scales && source->scales.info->shape[0] != config.num_experts) {
+    return TensorError(source->scales, absl::StrCat("holds scales of ", source->scales.info->shape[0], " experts, want E = ",
+                                                    config.num_experts));
+  }
   if (!note.empty() && plan->notes.empty()) plan->notes.push_back(std::move(note));
   plan->file_bytes += StoredBytes(*source);
   return source;
@@ -103,6 +107,10 @@ absl::Status PlanFused(const ModelConfig& config, TensorFinder& finder, LayerPla
                                                    ContainerName(DeclaredScheme::Container::kMxfp4Fused),
                                                    plain ? " and unquantized, want one of them" : ", the config declares ",
                                                    plain ? "" : ContainerName(declared->container)));
+  }
+  if (blocks && naming.layout != FusedLayout::kInterleavedColumns) {
+    return absl::InvalidArgumentError(absl::StrCat(naming.root, "*: fused MXFP4 blocks hold gate and up rows in turn in gpt_oss ",
+                                                   "files only; how ", config.model_type, " orders them is not known"));
   }
   if (plain && declared->container != DeclaredScheme::Container::kPlain) {
     plan->notes.push_back(absl::StrCat(naming.root, "*: is stored unquantized although the config declares ",

@@ -95,6 +95,10 @@ float AbsMax(const float* x, int64_t n) {
 
 bool SpansRows(const ActivationScheme& scheme) { return scheme.mode == ActivationMode::kDynamic && scheme.group.rows == 0; }
 
+bool SpansRows(const QuantScheme& scheme) {
+  return SpansRows(scheme.gate.input) || SpansRows(scheme.up.input) || SpansRows(scheme.down.input);
+}
+
 bool CanQuantize(const ActivationScheme& scheme) {
   if (scheme.mode == ActivationMode::kNone) return true;
   if (scheme.zero_points || scheme.group.rows > 1) return false;

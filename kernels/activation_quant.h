@@ -24,6 +24,9 @@ bool CanQuantize(const ActivationScheme& scheme);
 // True when one scale spans all rows of a request (dynamic, per tensor): then QuantizeRow needs the absmax of all of them.
 bool SpansRows(const ActivationScheme& scheme);
 
+// True when some projection of the scheme does: such a layer's call is never cut into chunks or merged with another's.
+bool SpansRows(const QuantScheme& scheme);
+
 // Replaces x[n], one row, by its quantized values. `stored` is the projection's own scale from the file: the static scale, or
 // the global scale of NVFP4; unused otherwise. `absmax` is used only when SpansRows. A group without a non-zero value stays
 // zero; NaN in a group makes the group NaN where the scale depends on it.
@@ -31,6 +34,9 @@ void QuantizeRow(const ActivationScheme& scheme, float stored, float absmax, flo
 
 // The largest magnitude of x[n]; NaN when there is one.
 float AbsMax(const float* x, int64_t n);
+
+// The larger of two such magnitudes; NaN wins and stays.
+inline float MergeAbsMax(float a, float b) { return a != a || b <= a ? a : b; }
 
 }  // namespace moed
 

@@ -122,14 +122,11 @@ class Call {
     return plan_.input_per_slot ? slot : slot / batch_.top_k;
   }
 
-  // The largest magnitude over the rows row_of(position) of all routed positions; only for scales that span a request.
+  // The largest magnitude over `rows` rows row_of(0), ...; only for scales that span a request.
   template <typename RowOf>
-  float AbsMaxOfAll(const ActivationScheme& scheme, int64_t n, const RowOf& row_of) const {
+  static float AbsMaxOfAll(const ActivationScheme& scheme, int64_t rows, int64_t n, const RowOf& row_of) {
     float largest = 0.0f;
-    for (int64_t position = 0; SpansRows(scheme) && position < routed(); ++position) {
-      const float value = AbsMax(row_of(position), n);
-      if (!(value <= largest)) largest = value;
-    }
+    for (int64_t row = 0; SpansRows(scheme) && row < rows; ++row) largest = MergeAbsMax(largest, AbsMax(row_of(row), n));
     return largest;
   }
 
@@ -138,8 +135,12 @@ class Call {
     const ActivationScheme& gate = desc_.scheme.gate.input;
     const ActivationScheme& up = desc_.scheme.up.input;
     if (gate.mode == ActivationMode::kNone && up.mode == ActivationMode::kNone) return;
-    const auto row_of = [&](int64_t position) { return buffers_.input + InputRow(position) * plan_.input_stride; };
-    const float gate_max = AbsMaxOfAll(gate, desc_.hidden, row_of), up_max = AbsMaxOfAll(up, desc_.hidden, row_of);
+    // All rows of the request count, whether this layer holds their experts or not; weighted copies exist per routed slot.
+    const int64_t rows = plan_.input_per_slot ? routed() : plan_.input_rows;
+    const auto row_of = [&](int64_t row) {
+      return buffers_.input + (plan_.input_per_slot ? InputRow(row) : row) * plan_.input_stride;
+    };
+    const float gate_max = AbsMaxOfAll(gate, rows, desc_.hidden, row_of), up_max = AbsMaxOfAll(up, rows, desc_.hidden, row_of);
     pool_.ParallelFor(plan_.input_rows, [&](int64_t row, int) {
       if (plan_.input_per_slot && sorted_.position[row] < 0) return;
       const InputScales scales = plan_.input_per_slot ? store_.input_scales(batch_.ids[row]) : InputScales();
@@ -157,7 +158,7 @@ class Call {
     const ActivationScheme& down = desc_.scheme.down.input;
     if (down.mode == ActivationMode::kNone) return;
     const auto row_of = [&](int64_t position) { return buffers_.hidden_act + position * plan_.hidden_act_stride; };
-    const float absmax = AbsMaxOfAll(down, desc_.intermediate, row_of);
+    const float absmax = AbsMaxOfAll(down, routed(), desc_.intermediate, row_of);
     pool_.ParallelFor(routed(), [&](int64_t position, int) {
       const InputScales scales = store_.input_scales(batch_.ids[sorted_.slots[position]]);
       QuantizeRow(down, scales.down, absmax, row_of(position), desc_.intermediate);

@@ -3,6 +3,7 @@
 #define MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
 
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,8 +31,13 @@ absl::Status ForEachExpert(int experts, const ExpertReader& reader, WorkerPool& 
       std::lock_guard<std::mutex> lock(mutex);
       if (!first_error.ok()) return;
     }
-    absl::Status status = reader.Read(static_cast<int>(expert), &buffers[worker]);
-    if (status.ok()) status = take(static_cast<int>(expert), buffers[worker]);
+    absl::Status status;
+    try {
+      status = reader.Read(static_cast<int>(expert), &buffers[worker]);
+      if (status.ok()) status = take(static_cast<int>(expert), buffers[worker]);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError("no memory for an expert while loading");
+    }
     if (status.ok()) return;
     std::lock_guard<std::mutex> lock(mutex);
     if (first_error.ok()) first_error = status;

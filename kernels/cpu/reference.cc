@@ -73,8 +73,7 @@ float AbsMaxOf(const Rows& rows) {
   float largest = 0.0f;
   for (const std::vector<double>& row : rows) {
     const std::vector<float> values(row.begin(), row.end());
-    const float value = AbsMax(values.data(), static_cast<int64_t>(values.size()));
-    if (!(value <= largest)) largest = value;
+    largest = MergeAbsMax(largest, AbsMax(values.data(), static_cast<int64_t>(values.size())));
   }
   return largest;
 }
@@ -86,8 +85,7 @@ class PreparedReference : public PreparedMoe {
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override {
     absl::Status valid = ValidateBatch(desc_, batch, out);
     if (!valid.ok()) return valid;
-    const bool spans = SpansRows(desc_.scheme.gate.input) || SpansRows(desc_.scheme.up.input) || SpansRows(desc_.scheme.down.input);
-    const int64_t step = spans ? std::max<int64_t>(batch.x.rows, 1) : kChunk;
+    const int64_t step = SpansRows(desc_.scheme) ? std::max<int64_t>(batch.x.rows, 1) : kChunk;
     for (int64_t first = 0; first < batch.x.rows; first += step) {
       const int64_t rows = std::min(step, batch.x.rows - first);
       MoeBatch chunk = batch;
@@ -109,7 +107,12 @@ class PreparedReference : public PreparedMoe {
     SortSlots(batch.ids, desc_.num_experts, &sorted);
     Rows x, h(sorted.slots.size()), y(sorted.slots.size());
     for (int32_t slot : sorted.slots) x.push_back(InputRow(batch, slot));
-    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(x)](int64_t e, int32_t begin, int32_t end) {
+    // The scale of x spans the request's rows, whether this layer holds their experts or not.
+    Rows all;
+    for (int64_t row = 0; !desc_.weight_on_input && SpansRows(desc_.scheme) && row < batch.x.rows; ++row) {
+      all.push_back(InputRow(batch, static_cast<int32_t>(row * batch.top_k)));
+    }
+    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(desc_.weight_on_input ? x : all)](int64_t e, int32_t begin, int32_t end) {
       GateUp(desc_, experts_[e], absmax, Rows(x.begin() + begin, x.begin() + end), &h[begin]);
     });
     ForExperts(sorted, pool, [&, absmax = AbsMaxOf(h)](int64_t e, int32_t begin, int32_t end) {

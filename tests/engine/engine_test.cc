@@ -255,6 +255,51 @@ TEST_CASE("A memory limit below the need is refused with both numbers before any
   CHECK(std::string(status.message()).find("1000 are allowed") != std::string::npos);
 }
 
+TEST_CASE("The memory limit holds for all models together") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  Engine probe(Options("auto"), LinkedBackends());
+  REQUIRE(probe.Plan("a", dir.path()).ok());
+  const LayerExplanation layer = probe.Explain("a")->layers[0];
+  EngineOptions options = Options("auto");
+  options.memory_limit = layer.workspace_bytes + layer.bytes * 3 / 2;  // one model and a half
+  Engine engine(options, LinkedBackends());
+  CHECK(engine.Plan("a", dir.path()).ok());
+  CHECK(engine.Plan("b", dir.path()).code() == absl::StatusCode::kResourceExhausted);
+}
+
+TEST_CASE("A layer whose activation scales span the request is computed whole or refused, never in chunks") {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
+  spec.experts = {.format = ExpertFormat::kPacked, .group = 32};
+  nlohmann::json quantization = nlohmann::json::parse(PackedConfigText(spec.experts, {}));
+  quantization["config_groups"].begin().value()["input_activations"] = {
+      {"num_bits", 8}, {"type", "int"}, {"symmetric", true}, {"strategy", "tensor"}, {"dynamic", true}};
+  spec.quantization = quantization.dump();
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  EngineOptions options = Options("auto");
+  options.max_tokens = 4;
+  Engine engine(options, LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  const std::vector<float> x = CaseHidden(5, 64);
+  std::vector<float> out(5 * 64);
+  ForwardInfo info;
+  for (int64_t rows : {4, 5}) {
+    ForwardCall call;
+    call.hidden = {x.data(), DType::kF32, rows, 64};
+    const absl::Status status = engine.Forward("m", call, {out.data(), DType::kF32, rows, 64}, &info);
+    INFO(status.ToString());
+    CHECK(status.ok() == (rows == 4));
+    if (rows == 5) CHECK(std::string(status.message()).find("5 rows, want at most 4") != std::string::npos);
+  }
+}
+
 TEST_CASE("Bad calls are refused with the numbers and the next call is right") {
   ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 64, .num_experts = 4};
   Served served(spec);

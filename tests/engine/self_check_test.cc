@@ -146,6 +146,35 @@ TEST_CASE("When nothing is left that is right, the load fails and names what was
   CHECK(std::string(status.message()).find("cpu_planted failed its self-check") != std::string::npos);
 }
 
+TEST_CASE("A wrong shared expert is caught like a wrong routed one") {
+  const PlantedFault planted(PlantedFault::Fault::kHalvesOutput);
+  TempDir dir;
+  CheckpointBuilder builder;
+  ModelSpec spec{.family = ModelFamily::kDeepseekV3, .hidden = 64, .intermediate = 64, .num_experts = 2};
+  spec.experts = {.format = ExpertFormat::kPacked, .group = 32};  // the shared expert stays bf16
+  AddModel(spec, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  std::vector<const Backend*> backends = LinkedBackends();
+  backends.insert(backends.begin(), &planted);
+  Engine required(Options("auto,scheme:int4=require:cpu_generic,scheme:bf16=require:cpu_planted"), backends);
+  REQUIRE(required.Plan("m", dir.path()).ok());
+  const absl::Status status = required.Load("m", {});
+  CHECK(std::string(status.message()).find("shared expert: cpu_planted is required and failed") != std::string::npos);
+  Engine free(Options("auto,scheme:int4=require:cpu_generic"), backends);
+  REQUIRE(free.Plan("m", dir.path()).ok());
+  REQUIRE(free.Load("m", {}).ok());
+  CHECK(free.Status()[0].layers[0].note.find("cpu_planted is quarantined") != std::string::npos);
+  CHECK(free.Explain("m")->layers[0].shared_choice != "cpu_planted");
+}
+
+TEST_CASE("A model is loaded once") {
+  OnDisk disk;
+  Engine engine(Options("auto"), LinkedBackends());
+  REQUIRE(engine.Plan("m", disk.dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  CHECK(engine.Load("m", {}).code() == absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_CASE("A right backend is not blamed") {
   OnDisk disk;
   Engine engine(Options("auto"), LinkedBackends());
