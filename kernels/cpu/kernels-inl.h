@@ -31,31 +31,20 @@ struct Int4Decoder {
 
 struct NoScale {};
 
-template <class S>
-struct Bf16Decoder {
+// Elements that are stored as they are: bf16, f16 or f32.
+template <class S, ElementType kElement>
+struct PlainDecoder {
   static constexpr bool kScaled = false;
+  static constexpr int kBytes = kElement == ElementType::kF32 ? 4 : 2;
   using Scale = NoScale;
   const uint8_t* at;
-  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 2 * lane; }
-  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadBf16(at + 2 * kPanelWidth * i); }
-};
-
-template <class S>
-struct F16Decoder {
-  static constexpr bool kScaled = false;
-  using Scale = NoScale;
-  const uint8_t* at;
-  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 2 * lane; }
-  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadF16(at + 2 * kPanelWidth * i); }
-};
-
-template <class S>
-struct F32Decoder {
-  static constexpr bool kScaled = false;
-  using Scale = NoScale;
-  const uint8_t* at;
-  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + 4 * lane; }
-  MOED_INLINE typename S::F Weight(int i, NoScale) const { return S::LoadBytes(at + 4 * kPanelWidth * i); }
+  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + kBytes * lane; }
+  MOED_INLINE typename S::F Weight(int i, NoScale) const {
+    const uint8_t* row = at + kBytes * kPanelWidth * i;
+    if constexpr (kElement == ElementType::kBf16) return S::LoadBf16(row);
+    if constexpr (kElement == ElementType::kF16) return S::LoadF16(row);
+    return S::LoadBytes(row);
+  }
 };
 
 template <class S>
@@ -239,9 +228,9 @@ template <class S>
 void Multiply(const MultiplyArgs& args) {
   switch (args.format->element) {
     case ElementType::kInt4: return MultiplyWith<S, Int4Decoder<S>>(args);
-    case ElementType::kBf16: return MultiplyWith<S, Bf16Decoder<S>>(args);
-    case ElementType::kF16: return MultiplyWith<S, F16Decoder<S>>(args);
-    default: return MultiplyWith<S, F32Decoder<S>>(args);
+    case ElementType::kBf16: return MultiplyWith<S, PlainDecoder<S, ElementType::kBf16>>(args);
+    case ElementType::kF16: return MultiplyWith<S, PlainDecoder<S, ElementType::kF16>>(args);
+    default: return MultiplyWith<S, PlainDecoder<S, ElementType::kF32>>(args);
   }
 }
 
