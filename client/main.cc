@@ -1,7 +1,9 @@
 // moectl: the command-line client of moed. Parses the command line, runs one command, and turns its outcome into the exit
 // code: 0 ok, 1 a check failed, 2 usage or set-up.
-#include <CLI/CLI.hpp>
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -22,9 +24,41 @@ constexpr char kExamples[] = R"(Examples:
 
 Exit code: 0 ok, 1 a check failed, 2 usage or set-up.)";
 
+// gRPC and protobuf would write their own lines to stderr, whose first line belongs to our error.
+void SilenceLibraries() {
+  google::protobuf::SetLogHandler(nullptr);
+  gpr_set_log_function([](gpr_log_func_args*) {});
+}
+
+// Length of the UTF-8 character at `at` of `text`, without overlong forms, surrogates and what is beyond U+10FFFF.
+// 0 when there is none.
+size_t CharacterLength(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first < 0xC2 || first > 0xF4) return 0;
+  const size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  for (size_t i = 1; i < length; ++i) {
+    if (byte(i) < 0x80 || byte(i) > 0xBF) return 0;
+  }
+  const bool out_of_range = (first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
+                            (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F);
+  return out_of_range ? 0 : length;
+}
+
+std::string CheckUtf8(const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = CharacterLength(text, at);
+    if (length == 0) return "wanted text in UTF-8, got other bytes from byte " + std::to_string(at) + " on";
+    at += length;
+  }
+  return "";
+}
+
 void AddGlobals(CLI::App& app, moed::client::Globals* globals) {
   app.add_option("--server", globals->server, "HOST:PORT or unix:PATH")->envname("MOED_SERVER")->capture_default_str();
-  app.add_option("--model", globals->model, "name of the model, where the server has several");
+  app.add_option("--model", globals->model, "name of the model, where the server has several")
+      ->check(CLI::Validator(CheckUtf8, ""));
   app.add_flag("--json", globals->json, "print one JSON document on stdout and nothing else there");
   app.add_option("--timeout", globals->timeout_s, "deadline of a call in seconds (default 60, smoke 600)")
       ->check(moed::client::Between(0.001, 86400));
@@ -77,6 +111,7 @@ int RunMain(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   moed::client::TuneAllocator();
+  SilenceLibraries();
   try {
     return RunMain(argc, argv);
   } catch (const std::exception& error) {  // out of memory, say

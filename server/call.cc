@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -77,6 +78,12 @@ void Call::SetRequestId(const std::string& id) {
   std::replace_if(request_id_.begin(), request_id_.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
 }
 
+absl::Status Call::Reserve(ByteBudget* budget, size_t bytes) {
+  absl::Status status = budget->Take(bytes);
+  if (status.ok()) budget_ = budget, reserved_ = bytes;
+  return status;
+}
+
 absl::Status Call::CheckDeadline() const {
   if (deadline_ > std::chrono::steady_clock::now()) return absl::OkStatus();
   return absl::DeadlineExceededError("the deadline passed before the call was handled");
@@ -92,6 +99,17 @@ absl::Status Call::Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQue
 }
 
 void Call::Done(const absl::Status& status) {
+  grpc::Status answer;
+  try {
+    Log(status);
+    answer = ToGrpc(status);
+  } catch (const std::bad_alloc&) {
+    answer = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory");  // short enough to need none
+  }
+  Finish(std::move(answer));
+}
+
+void Call::Log(const absl::Status& status) const {
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - started_);
   const bool our_fault = absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status);
   const auto level = our_fault ? spdlog::level::err : spdlog::level::debug;
@@ -99,11 +117,11 @@ void Call::Done(const absl::Status& status) {
     spdlog::log(level, "{} {} in {} us, request '{}'", method_, status.ToString().substr(0, kMaxMessage), took.count(),
                 request_id_);
   }
-  Finish(ToGrpc(status));
 }
 
 void Call::OnDone() {
   OpenCalls* open = open_;
+  if (budget_ != nullptr) budget_->Give(reserved_);
   delete this;
   open->Remove();
 }

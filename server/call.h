@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/request.h"
 #include "server/work_queue.h"
 
 namespace moed {
@@ -46,10 +47,14 @@ class Call final : public grpc::ServerUnaryReactor {
   Call(const char* method, grpc::CallbackServerContext* context, OpenCalls* open);
 
   // Answers the call. The response object, if any, must be complete; `this` may be gone when Done returns.
+  // Never throws: without memory for the answer's text the call gets RESOURCE_EXHAUSTED.
   void Done(const absl::Status& status);
 
   // Names the call in log lines.
   void SetRequestId(const std::string& id);
+
+  // Takes `bytes` of `budget`, given back when the call is over. At most once; errors as ByteBudget::Take.
+  absl::Status Reserve(ByteBudget* budget, size_t bytes);
 
   // DEADLINE_EXCEEDED when the deadline passed already.
   absl::Status CheckDeadline() const;
@@ -62,6 +67,7 @@ class Call final : public grpc::ServerUnaryReactor {
 
  private:
   void OnDone() override;
+  void Log(const absl::Status& status) const;
 
   const char* const method_;
   grpc::CallbackServerContext* const context_;
@@ -69,6 +75,8 @@ class Call final : public grpc::ServerUnaryReactor {
   const std::chrono::steady_clock::time_point started_;
   WorkQueue::TimePoint deadline_ = WorkQueue::TimePoint::max();
   std::string request_id_;
+  ByteBudget* budget_ = nullptr;  // null: nothing was taken
+  size_t reserved_ = 0;
 };
 
 }  // namespace moed

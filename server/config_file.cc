@@ -37,8 +37,7 @@ class ConfigReader : public nlohmann::json_sax<Json> {
   bool null() override { return Wrong("null"); }
   bool boolean(bool value) override {
     if (!Accepts(Kind::kSwitch)) return Wrong(value ? "true" : "false");
-    if (!value) return options_.pop_back(), true;  // a switch that is off is as if it were not there
-    return Add("true");
+    return Add(value ? "true" : "false");
   }
   bool number_integer(number_integer_t value) override {
     return Accepts(Kind::kNumber) ? Add(std::to_string(value)) : Wrong(std::to_string(value));
@@ -87,6 +86,7 @@ class ConfigReader : public nlohmann::json_sax<Json> {
   }
   bool StartOption(const std::string& name) {
     spec_ = FindOption(name);
+    if (IsLaterOption(name)) return Fail(absl::StrCat(name, ": is not in this version"));
     if (spec_ == nullptr) {
       std::vector<std::string> names;
       for (const OptionSpec& spec : ServeOptionTable()) names.push_back(spec.name);

@@ -25,8 +25,10 @@ struct OptionSpec {
 const std::vector<OptionSpec>& ServeOptionTable();
 // Null when there is no such option.
 const OptionSpec* FindOption(const std::string& name);
+// Whether `name` is an option that users may expect and that this version does not have.
+bool IsLaterOption(const std::string& name);
 
-// Values of one option as they were given, in text form; a switch has the single value "true".
+// Values of one option as they were given, in text form; a switch has the single value "true", or in a file "false".
 struct GivenOption {
   std::string name;
   std::vector<std::string> values;

@@ -204,6 +204,8 @@ const OptionSpec* FindOption(const std::string& name) {
   return nullptr;
 }
 
+bool IsLaterOption(const std::string& name) { return name == "metrics-listen" || name == "admin-listen"; }
+
 absl::Status ApplyOption(const OptionSpec& spec, const std::string& source, const std::vector<std::string>& values,
                          ServeOptions* options) {
   const auto fail = [&](const absl::Status& status) {
@@ -234,7 +236,9 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
     const std::string source = absl::StrCat(file_name, ": ", given.name);
     const auto same = std::find_if(from_command_line.begin(), from_command_line.end(),
                                    [&](const GivenOption& other) { return other.name == given.name; });
+    const bool off = spec.kind == Kind::kSwitch && given.values.front() == "false";
     if (same == from_command_line.end()) {
+      if (off) continue;  // as if it were not there
       if (absl::Status status = ApplyOption(spec, source, given.values, &options); !status.ok()) return status;
       continue;
     }
@@ -242,7 +246,7 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
     ServeOptions one, other;
     if (absl::Status status = ApplyOption(spec, source, given.values, &one); !status.ok()) return status;
     if (absl::Status status = ApplyOption(spec, source, same->values, &other); !status.ok()) return status;
-    if (one == other) continue;
+    if (one == other && !off) continue;
     return absl::InvalidArgumentError(absl::StrCat(source, " conflicts with --", given.name, ": wanted one value, got '",
                                                    Join(given.values, " "), "' in the file and '", Join(same->values, " "),
                                                    "' on the command line"));

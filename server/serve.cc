@@ -33,6 +33,7 @@ namespace {
 constexpr int64_t kCheckTokens = 2;  // rows per layer of the check before the server opens
 constexpr uint64_t kCheckSeed = 1;
 constexpr std::chrono::seconds kTick(2);
+constexpr std::chrono::milliseconds kSameSignal(300);
 
 // What main waits for.
 class Events {
@@ -79,16 +80,21 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// The first signal asks for a drain, the second ends the process.
+// The first signal asks for a drain, the second ends the process. The same signal within kSameSignal counts once: some
+// senders, such as GNU timeout, signal a process and its group.
 void StartSignalThread(const std::shared_ptr<Events>& events) {
   std::thread([events] {
     const sigset_t signals = StopSignals();
-    int signal = 0;
-    sigwait(&signals, &signal);
-    spdlog::info("signal {}: draining; a second one ends the process at once", signal);
+    int first = 0;
+    sigwait(&signals, &first);
+    const auto arrived = std::chrono::steady_clock::now();
     events->RequestStop();
-    sigwait(&signals, &signal);
-    _exit(1);
+    spdlog::info("signal {}: draining; a second one ends the process at once", first);
+    for (;;) {
+      int next = 0;
+      sigwait(&signals, &next);
+      if (next != first || std::chrono::steady_clock::now() - arrived > kSameSignal) _exit(1);
+    }
   }).detach();
 }
 
@@ -131,40 +137,65 @@ absl::Status BadReadyFile(const std::string& path, const std::string& got) {
   return absl::UnavailableError(absl::StrCat("--ready-file: wanted a file that can be written, got ", path, ": ", got));
 }
 
-// A file left by an earlier run would lie about this one; and what cannot be written is better known now.
-absl::Status PrepareReadyFile(const std::string& path) {
-  if (path.empty()) return absl::OkStatus();
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return BadReadyFile(path, "a directory");
-  std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (folder.empty()) folder = ".";
-  if (access(folder.c_str(), W_OK) != 0) return BadReadyFile(path, absl::StrCat("its folder does not exist or is not writable"));
-  std::filesystem::remove(path, error);
-  return error ? BadReadyFile(path, error.message()) : absl::OkStatus();
-}
+// The file that tells where a server is ready to answer. Thread-safe. Whatever the order of the threads, it does not exist
+// once Remove returned.
+class ReadyFile {
+ public:
+  explicit ReadyFile(const std::string& path) : path_(path) {}
 
-// Appears at once and complete: written beside and renamed.
-absl::Status WriteReadyFile(const std::string& path, const Server& server) {
-  if (path.empty()) return absl::OkStatus();
-  nlohmann::json document = {{"addresses", server.addresses()}, {"pid", getpid()}};
-  if (!server.health_address().empty()) document["health_address"] = server.health_address();
-  const std::string draft = absl::StrCat(path, ".", getpid(), ".tmp");
-  std::ofstream file(draft, std::ios::trunc);
-  file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
-  file.close();
-  if (!file) return BadReadyFile(path, "an error while writing");
-  std::error_code error;
-  std::filesystem::rename(draft, path, error);
-  return error ? BadReadyFile(path, error.message()) : absl::OkStatus();
-}
+  // Removes the file of an earlier run, which would lie about this one; and what cannot be written is better known now.
+  // To be called when the addresses are ours, since before that it may be the file of a living server.
+  absl::Status Prepare() const {
+    if (path_.empty()) return absl::OkStatus();
+    std::error_code error;
+    if (std::filesystem::is_directory(path_, error)) return BadReadyFile(path_, "a directory");
+    std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+    if (folder.empty()) folder = ".";
+    if (access(folder.c_str(), W_OK) != 0) return BadReadyFile(path_, "its folder does not exist or is not writable");
+    std::filesystem::remove(path_, error);
+    return error ? BadReadyFile(path_, error.message()) : absl::OkStatus();
+  }
+
+  // Appears at once and complete: written beside and renamed. Does nothing after Remove.
+  absl::Status Write(const Server& server) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (path_.empty() || removed_) return absl::OkStatus();
+    nlohmann::json document = {{"addresses", server.addresses()}, {"pid", getpid()}};
+    if (!server.health_address().empty()) document["health_address"] = server.health_address();
+    const std::string draft = absl::StrCat(path_, ".", getpid(), ".tmp");
+    std::ofstream file(draft, std::ios::trunc);
+    file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    file.close();
+    std::error_code error;
+    if (!file) return std::filesystem::remove(draft, error), BadReadyFile(path_, "an error while writing");
+    std::filesystem::rename(draft, path_, error);
+    written_ = !error;
+    return error ? BadReadyFile(path_, error.message()) : absl::OkStatus();
+  }
+
+  void Remove() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    removed_ = true;
+    std::error_code ignored;
+    if (written_) std::filesystem::remove(path_, ignored);
+  }
+
+ private:
+  const std::string path_;
+  std::mutex mutex_;
+  bool written_ = false;  // guarded by mutex_
+  bool removed_ = false;  // guarded by mutex_
+};
 
 // The load thread's work: OK also when a drain came first.
-absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* server) {
+absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* server, ReadyFile* ready) {
   if (absl::Status status = LoadModels(options, engine); !status.ok()) return status;
   LogBackends(*engine);
-  if (!server->Open()) return absl::OkStatus();
-  spdlog::info("ready");
-  return WriteReadyFile(options.ready_file, *server);
+  return server->Open([&] {
+    absl::Status status = ready->Write(*server);
+    if (status.ok()) spdlog::info("ready");
+    return status;
+  });
 }
 
 void LogCounters(const Server& server) {
@@ -182,17 +213,18 @@ int RunServe(const ServeOptions& options) {
   spdlog::set_level(spdlog::level::from_str(options.log_level));
   spdlog::flush_on(spdlog::level::info);
 
-  if (absl::Status status = PrepareReadyFile(options.ready_file); !status.ok()) return ReportFailure(status);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Listen(options, engine->get());
   if (!server.ok()) return ReportFailure(server.status());
+  ReadyFile ready(options.ready_file);
+  if (absl::Status status = ready.Prepare(); !status.ok()) return ReportFailure(status);
   for (const std::string& address : (*server)->addresses()) spdlog::info("moed {} listens on {}", kVersion, address);
   if (!(*server)->health_address().empty()) spdlog::info("health listens on {}", (*server)->health_address());
 
   auto events = std::make_shared<Events>();
   StartSignalThread(events);
-  std::thread loader([&, events] { events->LoadEnded(LoadAndOpen(options, engine->get(), server->get())); });
+  std::thread loader([&, events] { events->LoadEnded(LoadAndOpen(options, engine->get(), server->get(), &ready)); });
 
   IdleTrimmer trimmer;
   const absl::Status end = events->WaitForEnd([&] { trimmer.Tick((*server)->counters().accepted); });
@@ -200,11 +232,12 @@ int RunServe(const ServeOptions& options) {
     spdlog::error("loading failed: {}", end.ToString());
     ReportFailure(end);
   }
+  ready.Remove();
   (*server)->Drain();
   LogCounters(**server);
   const int code = end.ok() ? 0 : 2;
-  if (!events->loaded()) {  // a load cannot be interrupted, and nobody needs its result
-    spdlog::shutdown();
+  if (!events->loaded()) {  // a load cannot be interrupted, and nobody needs its result; it may be logging right now
+    spdlog::default_logger()->flush();
     _exit(code);
   }
   loader.join();

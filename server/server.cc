@@ -1,7 +1,6 @@
 #include "server/server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
 
 #include <algorithm>
@@ -19,7 +18,7 @@ constexpr std::chrono::seconds kAnswerLimit(10);        // for slow readers to t
 // get UNAVAILABLE, until clients had the time to hear it: no new call for a while, or so many that waiting is no use.
 constexpr std::chrono::milliseconds kQuiet(50);
 constexpr std::chrono::milliseconds kQuietLimit(500);
-constexpr std::chrono::milliseconds kStreamLimit(100);  // for open health watches, which would never end by themselves
+constexpr std::chrono::milliseconds kStreamLimit(100);  // for streams, such as reflection, that do not end by themselves
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
 // Chooses the reflection service explicitly: linking its library alone would add it to every listener.
@@ -67,19 +66,23 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> BindAll(const std::string& option,
   return server;
 }
 
+std::vector<std::string> HealthNames(const Engine& engine) {
+  std::vector<std::string> names = {""};
+  for (const ModelStatus& model : engine.Status()) {
+    names.push_back(model.name);
+    for (const LayerStatus& layer : model.layers) names.push_back(absl::StrCat(model.name, "/", layer.layer));
+  }
+  return names;
+}
+
 }  // namespace
 
 Server::Server(const ServeOptions& options, Engine* engine)
-    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_) {
-  health_names_.push_back("");
-  for (const ModelStatus& model : engine->Status()) {
-    health_names_.push_back(model.name);
-    for (const LayerStatus& layer : model.layers) health_names_.push_back(absl::StrCat(model.name, "/", layer.layer));
-  }
-}
+    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_),
+      main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
-  grpc::EnableDefaultHealthCheckService(true);
+  grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
   server->queue_.Start();
@@ -90,14 +93,15 @@ absl::Status Server::Bind(const ServeOptions& options) {
   grpc::ServerBuilder main_builder;
   Configure(!options.no_reflection, &main_builder);
   main_builder.RegisterService(&service_);
+  main_builder.RegisterService(&main_health_);
   absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener = BindAll("--listen", options.listen, &main_builder, &addresses_);
   if (!main_listener.ok()) return main_listener.status();
   main_listener_ = *std::move(main_listener);
-  SetHealth(false);  // gRPC starts with "" SERVING
   if (options.health_listen.empty()) return absl::OkStatus();
 
   grpc::ServerBuilder health_builder;
   Configure(false, &health_builder);
+  health_builder.RegisterService(&probe_health_);
   health_builder.RegisterCallbackGenericService(&nothing_);
   std::vector<std::string> bound;
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_listener =
@@ -105,23 +109,14 @@ absl::Status Server::Bind(const ServeOptions& options) {
   if (!health_listener.ok()) return health_listener.status();
   health_listener_ = *std::move(health_listener);
   health_address_ = bound.front();
-  SetHealth(false);
   return absl::OkStatus();
 }
 
-void Server::SetHealth(bool serving) {
-  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
-    if (listener == nullptr) continue;
-    for (const std::string& name : health_names_) listener->GetHealthCheckService()->SetServingStatus(name, serving);
-  }
-}
-
-bool Server::Open() {
+absl::Status Server::Open(const std::function<absl::Status()>& announce) {
   std::lock_guard<std::mutex> lock(phase_mutex_);
-  if (draining_) return false;
-  service_.SetPhase(MoeService::Phase::kServing);  // before health, so that SERVING is never a promise too early
-  SetHealth(true);
-  return true;
+  if (draining_) return absl::OkStatus();
+  service_.SetPhase(Phase::kServing);  // before health, so that SERVING is never a promise too early
+  return main_health_.ServeAfter([&] { return probe_health_.ServeAfter(announce); });
 }
 
 void Server::Drain() {
@@ -129,12 +124,15 @@ void Server::Drain() {
     std::lock_guard<std::mutex> lock(phase_mutex_);
     if (draining_) return;
     draining_ = true;
-    SetHealth(false);
-    service_.SetPhase(MoeService::Phase::kDraining);
+    main_health_.StopServing();
+    probe_health_.StopServing();
+    service_.SetPhase(Phase::kDraining);
   }
   queue_.Shutdown();
   service_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);
+  main_health_.EndWatches();
+  probe_health_.EndWatches();
   for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
     if (listener != nullptr) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
   }

@@ -8,6 +8,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "server/health.h"
 #include "server/options.h"
 #include "server/service.h"
 #include "server/work_queue.h"
@@ -30,8 +32,9 @@ class Server {
   // Drains if that has not happened.
   ~Server();
 
-  // Lets calls in and reports SERVING. False, without any effect, once Drain began.
-  bool Open();
+  // Lets calls in, calls `announce`, and reports SERVING, which no client sees before the announcement. Once Drain began it
+  // does nothing and returns OK. An error of `announce` is returned and health stays NOT_SERVING.
+  absl::Status Open(const std::function<absl::Status()>& announce);
 
   // Health is NOT_SERVING and new calls get UNAVAILABLE at once; then accepted calls finish and are answered, and the
   // listeners close. Returns when all is done.
@@ -46,11 +49,11 @@ class Server {
  private:
   Server(const ServeOptions& options, Engine* engine);
   absl::Status Bind(const ServeOptions& options);
-  void SetHealth(bool serving);
 
   WorkQueue queue_;
   MoeService service_;
-  std::vector<std::string> health_names_;
+  HealthService main_health_;
+  HealthService probe_health_;  // on the health listener
   std::vector<std::string> addresses_;
   std::string health_address_;
   std::mutex phase_mutex_;  // guards draining_ and orders changes of health

@@ -23,32 +23,38 @@ absl::Status MoeService::Admit(Kind kind) const {
   return absl::InternalError("a phase that is not handled");
 }
 
-grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* context, const v1::StatusRequest* request,
-                                             v1::StatusResponse* response) {
-  return Handle("Status", Kind::kReports, context, [&](Call* call) {
-    absl::Status status = AnswerStatus(*request, response);
-    if (status.ok()) call->Done(status);
+grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                             grpc::ByteBuffer* response) {
+  return Handle<v1::StatusRequest>("Status", Kind::kReports, context, request, [&](Call* call, const auto& parsed) {
+    v1::StatusResponse answer;
+    absl::Status status = AnswerStatus(*parsed, &answer);
+    if (!status.ok()) return status;
+    *response = Serialised(answer);
+    call->Done(status);
     return status;
   });
 }
 
 absl::Status MoeService::AnswerStatus(const v1::StatusRequest& request, v1::StatusResponse* response) const {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
-  const bool serving = phase_.load() != Phase::kLoading;
-  if (request.model().empty()) return FillStatus(engine_->Status(), serving, response), absl::OkStatus();
+  const Phase phase = phase_.load();
+  if (request.model().empty()) return FillStatus(engine_->Status(), phase, response), absl::OkStatus();
   absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
   if (!model.ok()) return model.status();
   absl::StatusOr<ModelStatus> status = engine_->FindModel((*model)->name);
   if (!status.ok()) return status.status();
-  FillStatus({*std::move(status)}, serving, response);
+  FillStatus({*std::move(status)}, phase, response);
   return absl::OkStatus();
 }
 
-grpc::ServerUnaryReactor* MoeService::Explain(grpc::CallbackServerContext* context, const v1::ExplainRequest* request,
-                                              v1::ExplainResponse* response) {
-  return Handle("Explain", Kind::kReports, context, [&](Call* call) {
-    absl::Status status = AnswerExplain(*request, response);
-    if (status.ok()) call->Done(status);
+grpc::ServerUnaryReactor* MoeService::Explain(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                              grpc::ByteBuffer* response) {
+  return Handle<v1::ExplainRequest>("Explain", Kind::kReports, context, request, [&](Call* call, const auto& parsed) {
+    v1::ExplainResponse answer;
+    absl::Status status = AnswerExplain(*parsed, &answer);
+    if (!status.ok()) return status;
+    *response = Serialised(answer);
+    call->Done(status);
     return status;
   });
 }
@@ -73,17 +79,19 @@ struct MoeService::SelfCheckJob {
   std::vector<int> layers;
   int64_t tokens;
   uint64_t seed;
-  v1::SelfCheckResponse* response;
+  grpc::ByteBuffer* response;
+  v1::SelfCheckResponse answer;
   size_t next = 0;
 };
 
-grpc::ServerUnaryReactor* MoeService::SelfCheck(grpc::CallbackServerContext* context, const v1::SelfCheckRequest* request,
-                                                v1::SelfCheckResponse* response) {
-  return Handle("SelfCheck", Kind::kComputes, context,
-                [&](Call* call) { return StartSelfCheck(call, *request, response); });
+grpc::ServerUnaryReactor* MoeService::SelfCheck(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                                grpc::ByteBuffer* response) {
+  return Handle<v1::SelfCheckRequest>("SelfCheck", Kind::kComputes, context, request, [&](Call* call, const auto& parsed) {
+    return StartSelfCheck(call, *parsed, response);
+  });
 }
 
-absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& request, v1::SelfCheckResponse* response) {
+absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& request, grpc::ByteBuffer* response) {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
   absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
   if (!model.ok()) return model.status();
@@ -95,13 +103,14 @@ absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& 
     layers = {request.layer()};
   }
   auto job = std::make_shared<SelfCheckJob>(
-      SelfCheckJob{call, (*model)->name, std::move(layers), *tokens, request.seed(), response});
+      SelfCheckJob{call, (*model)->name, std::move(layers), *tokens, request.seed(), response, {}});
   return call->Queue(queue_, [this, job](WorkQueue::Duration) {
     absl::StatusOr<std::vector<SelfCheckRow>> rows =
         engine_->SelfCheck(job->model, job->layers[job->next], job->tokens, job->seed);
     if (!rows.ok()) return job->call->Done(rows.status()), WorkQueue::Next::kDone;
-    AddSelfCheckRows(*rows, job->response);
+    AddSelfCheckRows(*rows, &job->answer);
     if (++job->next < job->layers.size()) return WorkQueue::Next::kAgain;
+    *job->response = Serialised(job->answer);
     job->call->Done(absl::OkStatus());
     return WorkQueue::Next::kDone;
   });

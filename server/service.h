@@ -2,7 +2,7 @@
 //
 // Threads: handlers run on gRPC's callback threads and never compute or block there: Forward and SelfCheck check their
 // request, go through the queue to the one compute thread and are answered from it; Status and Explain are answered at
-// once, whatever waits. Health and reflection are gRPC's own.
+// once, whatever waits.
 // Lifecycle: a service starts closed (UNAVAILABLE: loading), is opened once everything is ready, and is closed for good by
 // a drain (UNAVAILABLE: draining) while accepted calls finish. Status and Explain always answer.
 #ifndef MOED_SERVER_SERVICE_H_
@@ -13,24 +13,28 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <new>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "engine/engine.h"
 #include "proto/moe/v1/moe.grpc.pb.h"
 #include "server/call.h"
+#include "server/request.h"
 #include "server/wire.h"
 #include "server/work_queue.h"
 
 namespace moed {
 
-// Forward arrives as bytes: with a generated handler a malformed message would be answered UNIMPLEMENTED by gRPC itself.
-using MoeServiceBase = moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithCallbackMethod_Status<
-    moe::v1::Moe::WithCallbackMethod_Explain<moe::v1::Moe::WithCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>;
+// Every request arrives as bytes: see request.h.
+using MoeServiceBase = moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithRawCallbackMethod_Status<
+    moe::v1::Moe::WithRawCallbackMethod_Explain<moe::v1::Moe::WithRawCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>;
+
+// Bytes of requests that may be in flight: some of the largest, thousands of usual ones.
+inline constexpr size_t kMaxBytesInFlight = size_t{1} << 30;
 
 class MoeService final : public MoeServiceBase {
  public:
-  enum class Phase { kLoading, kServing, kDraining };
-
   // Both must outlive the service; every model must be planned.
   MoeService(Engine* engine, WorkQueue* queue);
 
@@ -44,27 +48,29 @@ class MoeService final : public MoeServiceBase {
 
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const moe::v1::StatusRequest* request,
-                                   moe::v1::StatusResponse* response) override;
-  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context, const moe::v1::ExplainRequest* request,
-                                    moe::v1::ExplainResponse* response) override;
-  grpc::ServerUnaryReactor* SelfCheck(grpc::CallbackServerContext* context, const moe::v1::SelfCheckRequest* request,
-                                      moe::v1::SelfCheckResponse* response) override;
+  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* SelfCheck(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                      grpc::ByteBuffer* response) override;
 
  private:
   struct ForwardJob;
   struct SelfCheckJob;
 
   // What every handler goes through: makes the call, refuses it when its deadline passed or (kComputes) the service is
-  // not open, and lets `body(call)` answer or queue it. An error of `body` becomes the answer.
+  // not open or the bytes in flight are too many, parses the request, and lets `body(call, request)` answer or queue it. An
+  // error of `body` becomes the answer, and so does a lack of memory.
   enum class Kind { kReports, kComputes };
-  template <typename Body>
-  grpc::ServerUnaryReactor* Handle(const char* method, Kind kind, grpc::CallbackServerContext* context, const Body& body);
+  template <typename Request, typename Body>
+  grpc::ServerUnaryReactor* Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer* bytes, const Body& body);
   absl::Status Admit(Kind kind) const;
 
-  absl::Status StartForward(Call* call, grpc::ByteBuffer* request, grpc::ByteBuffer* response);
+  absl::Status StartForward(Call* call, std::unique_ptr<moe::v1::ForwardRequest> request, grpc::ByteBuffer* response);
   absl::Status RunForward(ForwardJob* job, WorkQueue::Duration waited);
-  absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, moe::v1::SelfCheckResponse* response);
+  absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;
 
@@ -73,15 +79,25 @@ class MoeService final : public MoeServiceBase {
   const ModelTable models_;
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;
+  ByteBudget budget_{kMaxBytesInFlight};
 };
 
-template <typename Body>
+template <typename Request, typename Body>
 grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
-                                             const Body& body) {
+                                             const grpc::ByteBuffer* bytes, const Body& body) {
   Call* call = new Call(method, context, &open_);
   absl::Status status = Admit(kind);
-  if (status.ok()) status = call->CheckDeadline();
-  if (status.ok()) status = body(call);
+  try {
+    if (status.ok()) status = call->CheckDeadline();
+    if (status.ok()) status = call->Reserve(&budget_, bytes->Length());
+    auto request = std::make_unique<Request>();
+    // gRPC made the buffer for this call alone and const only in the signature; taking it lets the transport's slices go as
+    // soon as they are parsed, which halves the memory of a waiting call.
+    if (status.ok()) status = ParseRequest(const_cast<grpc::ByteBuffer*>(bytes), request.get());
+    if (status.ok()) status = body(call, std::move(request));
+  } catch (const std::bad_alloc&) {  // nothing of a body throws after it answered or queued the call
+    status = absl::ResourceExhaustedError("no memory for this request");
+  }
   if (!status.ok()) call->Done(status);
   return call;
 }

@@ -2,8 +2,6 @@
 //
 // The request is parsed once, from the transport's slices into the message that the call then views. The output is
 // computed straight into the slice that is sent: the answer's other fields go around it (see OutputHead in wire.h).
-#include <google/protobuf/message.h>
-
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -24,16 +22,6 @@ int64_t Microseconds(steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
 }
 
-// Parses and frees `bytes`.
-absl::Status Parse(grpc::ByteBuffer* bytes, v1::ForwardRequest* request) {
-  const size_t size = bytes->Length();
-  if (size > 0 && !grpc::SerializationTraits<v1::ForwardRequest>::Deserialize(bytes, request).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("wanted a serialised moe.v1.ForwardRequest, got ", size, " bytes that cannot be parsed as one"));
-  }
-  return absl::OkStatus();
-}
-
 // Memory that a slice can take over: [0, bytes) uninitialised, aligned. Null when there is none left.
 void* AllocateOutput(size_t bytes) {
   const size_t padded = (std::max<size_t>(bytes, 1) + kOutputAlignment - 1) / kOutputAlignment * kOutputAlignment;
@@ -47,33 +35,31 @@ grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::
 
 }  // namespace
 
-// A parsed call on its way through the queue. `checked` views `request`.
+// A parsed call on its way through the queue. `checked` views `*request`.
 struct MoeService::ForwardJob {
   Call* call;
   grpc::ByteBuffer* response;
-  v1::ForwardRequest request;
+  std::unique_ptr<v1::ForwardRequest> request;
   CheckedForward checked;
   int64_t receive_us = 0;
 };
 
 grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
-  return Handle("Forward", Kind::kComputes, context, [&](Call* call) {
-    // gRPC made the buffer for this call alone and const only in the signature; taking it lets the transport's slices go
-    // as soon as they are parsed, which halves the memory of a waiting call.
-    return StartForward(call, const_cast<grpc::ByteBuffer*>(request), response);
+  return Handle<v1::ForwardRequest>("Forward", Kind::kComputes, context, request, [&](Call* call, auto parsed) {
+    return StartForward(call, std::move(parsed), response);
   });
 }
 
-absl::Status MoeService::StartForward(Call* call, grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+absl::Status MoeService::StartForward(Call* call, std::unique_ptr<v1::ForwardRequest> request, grpc::ByteBuffer* response) {
   auto job = std::make_shared<ForwardJob>();
   job->call = call;
   job->response = response;
-  if (absl::Status status = Parse(request, &job->request); !status.ok()) return status;
-  absl::StatusOr<CheckedForward> checked = CheckForward(job->request, models_);
+  job->request = std::move(request);
+  absl::StatusOr<CheckedForward> checked = CheckForward(*job->request, models_);
   if (!checked.ok()) return checked.status();
   job->checked = *std::move(checked);
-  call->SetRequestId(job->request.request_id());
+  call->SetRequestId(job->request->request_id());
   job->receive_us = Microseconds(steady_clock::now() - call->started());
   return call->Queue(queue_, [this, job](WorkQueue::Duration waited) {
     job->call->Done(RunForward(job.get(), waited));
@@ -90,7 +76,7 @@ absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited)
   }
   grpc::Slice output(memory, checked.output_bytes(), std::free);
   ForwardInfo info;
-  info.want_routing = job->request.return_routing();
+  info.want_routing = job->request->return_routing();
   absl::Status status = engine_->Forward(checked.model, checked.call, {memory, checked.output_dtype, rows, cols}, &info);
   if (!status.ok()) return status;
 
@@ -98,7 +84,7 @@ absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited)
   if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
     return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
   }
-  v1::ForwardResponse rest = ForwardAnswer(job->request, info, rows);
+  v1::ForwardResponse rest = ForwardAnswer(*job->request, info, rows);
   const std::string head = OutputHead(checked.output_dtype, rows, cols);
   v1::Timing* timing = rest.mutable_timing();
   timing->set_receive_us(job->receive_us);

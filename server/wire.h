@@ -6,6 +6,10 @@
 #ifndef MOED_SERVER_WIRE_H_
 #define MOED_SERVER_WIRE_H_
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/zero_copy_stream.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -48,6 +52,13 @@ class ModelTable {
 // NOT_FOUND listing the MoE layers unless `layer` is one of them.
 absl::Status CheckLayer(const ModelFacts& model, int layer);
 
+// Checks the `size` bytes of `stream`, which should be a serialised `message` of moe.v1, without building it.
+// INVALID_ARGUMENT for bytes that cannot be one (as CannotParse), for a field that is unknown or of another type, and for a
+// list (Tensor.shape is the only one) of more than 8 entries: parsed, these would take many times the memory of the bytes.
+absl::Status CheckBytes(google::protobuf::io::ZeroCopyInputStream* stream, size_t size,
+                        const google::protobuf::Descriptor& message);
+absl::Status CannotParse(const google::protobuf::Descriptor& message, size_t bytes);
+
 // INVALID_ARGUMENT naming the first field, at any depth, that this server does not know: dropping it could change what
 // the caller meant.
 absl::Status CheckKnownFields(const google::protobuf::Message& message);
@@ -63,7 +74,8 @@ struct CheckedForward {
   }
 };
 
-// Checks everything but the values of ids and logits, which the engine checks in one pass with the sort. Also
+// Checks everything that the message alone can show: also every id (with row, slot, value and E), and NaN and +Inf among
+// logits (with row and expert). Whether a row has enough finite logits depends on the router and is the engine's. Also
 // RESOURCE_EXHAUSTED when the answer would be larger than a message may be.
 absl::StatusOr<CheckedForward> CheckForward(const moe::v1::ForwardRequest& request, const ModelTable& models);
 
@@ -77,8 +89,12 @@ std::string OutputHead(DType dtype, int64_t rows, int64_t cols);
 // Rows of a self-check: 1 to 64, 0 means 8.
 absl::StatusOr<int64_t> SelfCheckTokens(const moe::v1::SelfCheckRequest& request);
 
-// Reports. `serving` false: layers that are ready are shown as loading, since calls are not let in yet.
-void FillStatus(const std::vector<ModelStatus>& models, bool serving, moe::v1::StatusResponse* out);
+// Where the server is in its life.
+enum class Phase { kLoading, kServing, kDraining };
+
+// Reports. Only a serving server shows READY: layers that are ready are shown as LOADING before calls are let in, and as
+// PLANNED, with an error in the model, once a drain began.
+void FillStatus(const std::vector<ModelStatus>& models, Phase phase, moe::v1::StatusResponse* out);
 // All layers, or only `layer` when >= 0.
 void FillExplain(const ExplainReport& report, int layer, moe::v1::ExplainResponse* out);
 // Appends `rows`; `passed` becomes false with the first row that failed.

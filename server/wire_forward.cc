@@ -3,6 +3,7 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/wire_format_lite.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,6 +105,24 @@ std::span<const T> Values(const Matrix& matrix) {
   return {static_cast<const T*>(matrix.data), static_cast<size_t>(matrix.rows * matrix.cols)};
 }
 
+absl::Status CheckIds(std::span<const int32_t> ids, int64_t slots, int experts) {
+  for (size_t at = 0; at < ids.size(); ++at) {
+    if (ids[at] >= -1 && ids[at] < experts) continue;
+    return absl::InvalidArgumentError(absl::StrCat("ids: row ", at / slots, ", slot ", at % slots, " is ", ids[at],
+                                                   ", want -1 to ", experts - 1, " (E = ", experts, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLogits(std::span<const float> logits, int experts) {
+  for (size_t at = 0; at < logits.size(); ++at) {
+    if (logits[at] <= std::numeric_limits<float>::max()) continue;  // false for NaN
+    return absl::InvalidArgumentError(absl::StrCat("router_logits: row ", at / experts, ", expert ", at % experts, " is ",
+                                                   logits[at], ", wanted finite or -Inf"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RoutingByIds> ReadTopK(const v1::TopK& top_k, int64_t rows, const ModelFacts& model) {
   absl::StatusOr<Matrix> ids = ReadTyped("top_k.ids", top_k.has_ids(), top_k.ids(), v1::DTYPE_I32);
   if (!ids.ok()) return ids.status();
@@ -115,6 +134,7 @@ absl::StatusOr<RoutingByIds> ReadTopK(const v1::TopK& top_k, int64_t rows, const
   if (ids->cols < 1 || ids->cols > model.num_experts) {
     return Invalid("top_k", absl::StrCat("1 to ", model.num_experts, " slots per row"), got);
   }
+  if (absl::Status status = CheckIds(Values<int32_t>(*ids), ids->cols, model.num_experts); !status.ok()) return status;
   return RoutingByIds{static_cast<int>(ids->cols), Values<int32_t>(*ids), Values<float>(*weights)};
 }
 
@@ -124,6 +144,7 @@ absl::StatusOr<RoutingByLogits> ReadLogits(const v1::Tensor& tensor, int64_t row
   if (logits->rows != rows || logits->cols != model.num_experts) {
     return Invalid("router_logits", absl::StrCat("shape [", rows, ", ", model.num_experts, "]"), Shape(tensor));
   }
+  if (absl::Status status = CheckLogits(Values<float>(*logits), model.num_experts); !status.ok()) return status;
   return RoutingByLogits{Values<float>(*logits)};
 }
 

@@ -16,19 +16,29 @@ namespace {
 
 namespace v1 = moe::v1;
 
-v1::LayerState WireState(LayerState state, bool serving) {
+// What a layer that could run is to a caller.
+v1::LayerState ReadyState(Phase phase) {
+  switch (phase) {
+    case Phase::kLoading: return v1::LAYER_STATE_LOADING;
+    case Phase::kServing: return v1::LAYER_STATE_READY;
+    case Phase::kDraining: return v1::LAYER_STATE_PLANNED;
+  }
+  return v1::LAYER_STATE_UNSPECIFIED;
+}
+
+v1::LayerState WireState(LayerState state, Phase phase) {
   switch (state) {
     case LayerState::kPlanned: return v1::LAYER_STATE_PLANNED;
     case LayerState::kLoading: return v1::LAYER_STATE_LOADING;
-    case LayerState::kReady: return serving ? v1::LAYER_STATE_READY : v1::LAYER_STATE_LOADING;
+    case LayerState::kReady: return ReadyState(phase);
     case LayerState::kFailed: return v1::LAYER_STATE_FAILED;
   }
   return v1::LAYER_STATE_UNSPECIFIED;
 }
 
-void FillLayer(const LayerStatus& layer, bool serving, v1::LayerStatus* out) {
+void FillLayer(const LayerStatus& layer, Phase phase, v1::LayerStatus* out) {
   out->set_layer(layer.layer);
-  out->set_state(WireState(layer.state, serving));
+  out->set_state(WireState(layer.state, phase));
   out->set_scheme(layer.scheme);
   out->set_executed_scheme(layer.executed_scheme);
   out->set_backend(layer.backend);
@@ -120,19 +130,19 @@ absl::StatusOr<int64_t> SelfCheckTokens(const v1::SelfCheckRequest& request) {
   return absl::InvalidArgumentError(absl::StrCat("tokens: wanted 1 to 64, or 0 for 8, got ", request.tokens()));
 }
 
-void FillStatus(const std::vector<ModelStatus>& models, bool serving, v1::StatusResponse* out) {
+void FillStatus(const std::vector<ModelStatus>& models, Phase phase, v1::StatusResponse* out) {
   out->set_version(kVersion);
   for (const ModelStatus& model : models) {
     v1::ModelStatus* added = out->add_models();
     added->set_name(model.name);
     added->set_path(model.path);
-    added->set_state(WireState(model.state, serving));
-    added->set_error(model.error);
+    added->set_state(WireState(model.state, phase));
+    added->set_error(model.error.empty() && phase == Phase::kDraining ? "the server is draining" : model.error);
     added->set_generation(model.generation);
     added->set_hidden(model.hidden);
     added->set_num_experts(model.num_experts);
     added->set_top_k(model.top_k);
-    for (const LayerStatus& layer : model.layers) FillLayer(layer, serving, added->add_layers());
+    for (const LayerStatus& layer : model.layers) FillLayer(layer, phase, added->add_layers());
   }
 }
 

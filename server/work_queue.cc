@@ -1,5 +1,6 @@
 #include "server/work_queue.h"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -63,8 +64,8 @@ absl::Status WorkQueue::Push(Job job) {
       result = absl::ResourceExhaustedError(
           absl::StrCat("the queue is full: ", waiting_.size(), " calls wait, ", capacity_, " may"));
     }
-    ++(result.ok() ? counters_.accepted : counters_.refused);
     if (result.ok()) waiting_.push_back({std::move(job), clock_()});
+    ++(result.ok() ? counters_.accepted : counters_.refused);
   }
   for (auto& [entry, why] : dead) entry.job.drop(why);
   if (result.ok()) wake_.notify_one();
@@ -88,7 +89,12 @@ bool WorkQueue::RunNext() {
     entry.job.drop(verdict);
     return true;
   }
-  const Next next = entry.job.run(now - entry.queued);
+  Next next = Next::kDone;
+  try {
+    next = entry.job.run(now - entry.queued);
+  } catch (const std::bad_alloc&) {
+    entry.job.drop(absl::ResourceExhaustedError("no memory to run this call"));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (next == Next::kDone) {
     ++counters_.finished;

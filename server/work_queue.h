@@ -33,9 +33,10 @@ class WorkQueue {
   };
 
   struct Job {
-    // Called on the compute thread with the time since the job was last put into the queue.
+    // Called on the compute thread with the time since the job was last put into the queue. May throw std::bad_alloc as
+    // long as it has not answered: then drop is called with RESOURCE_EXHAUSTED.
     std::function<Next(Duration waited)> run;
-    // Called instead of run: DEADLINE_EXCEEDED or CANCELLED.
+    // Called instead of run: DEADLINE_EXCEEDED or CANCELLED; or after it, see there.
     std::function<void(absl::Status)> drop;
     // Whether the caller went away; may be empty. Called on any thread, must not block.
     std::function<bool()> gone;

@@ -134,15 +134,15 @@ std::vector<BadCall> BadCalls() {
   return calls;
 }
 
-// Sends `bytes` as the body of Forward and returns the call's status.
-grpc::Status SendRaw(grpc::GenericStub* stub, const std::string& bytes) {
+// Sends `bytes` as the body of a method of moe.v1 and returns the call's status.
+grpc::Status SendRaw(grpc::GenericStub* stub, const std::string& bytes, const std::string& method = "Forward") {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   const grpc::Slice slice(bytes);
   const grpc::ByteBuffer request(&slice, 1);
   grpc::ByteBuffer response;
   std::promise<grpc::Status> done;
-  stub->UnaryCall(&context, "/moe.v1.Moe/Forward", grpc::StubOptions(), &request, &response,
+  stub->UnaryCall(&context, "/moe.v1.Moe/" + method, grpc::StubOptions(), &request, &response,
                   [&done](grpc::Status status) { done.set_value(std::move(status)); });
   return done.get_future().get();
 }
@@ -313,6 +313,38 @@ TEST_CASE("A thousand messages of random bytes are INVALID_ARGUMENT and the serv
   CHECK(!nothing.error_message().empty());
   CHECK(server.process().Running());
   CheckGolden(golden, Connect(server.tcp())->Forward(Call(golden, DType::kF32).call));
+}
+
+TEST_CASE("Every method answers random bytes with INVALID_ARGUMENT") {
+  const RunningServer server({CheckedInModel("ct-w4a16-g32-sym").path});
+  grpc::GenericStub stub(grpc::CreateChannel(server.tcp(), grpc::InsecureChannelCredentials()));
+  std::mt19937_64 random(63);
+  for (const char* method : {"Status", "Explain", "SelfCheck"}) {
+    int wrong = 0;
+    for (int i = 0; i < 100; ++i) {
+      std::string bytes(256, '\0');
+      for (char& byte : bytes) byte = static_cast<char>(random());
+      if (SendRaw(&stub, bytes, method).error_code() != grpc::StatusCode::INVALID_ARGUMENT) ++wrong;
+    }
+    INFO(method);
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("A shape of millions of entries is refused") {
+  const RunningServer server({CheckedInModel("ct-w4a16-g32-sym").path});
+  grpc::GenericStub stub(grpc::CreateChannel(server.tcp(), grpc::InsecureChannelCredentials()));
+  const auto field = [](char tag, const std::string& value) {
+    std::string length;
+    for (size_t left = value.size(); left > 0; left >>= 7) {
+      length += static_cast<char>((left & 127) | (left > 127 ? 128 : 0));
+    }
+    return tag + length + value;
+  };
+  const std::string packed = field('\x1a', field('\x12', std::string(50'000'000, '\1')));
+  const grpc::Status status = SendRaw(&stub, packed);
+  CHECK(status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  CHECK(status.error_message().find("hidden.shape") != std::string::npos);
 }
 
 TEST_CASE("Messages of many MiB pass in both directions (B58)") {

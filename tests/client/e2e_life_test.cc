@@ -1,8 +1,12 @@
 // A server's life as its operator sees it, with real moed and moectl processes: options that are refused, health, what
 // status and explain tell, smoke and bench, and the end by SIGTERM.
 #include <signal.h>
+#include <stdlib.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <filesystem>
+#include <functional>
 #include <future>
 #include <set>
 #include <string>
@@ -37,6 +41,56 @@ void CheckRefusedStart(const std::vector<std::string>& options, const std::vecto
   INFO("stderr: " << finished.err);
   CHECK(finished.exit_code == 2);
   for (const std::string& text : in_first_line) CHECK(finished.FirstError().find(text) != std::string::npos);
+}
+
+// A folder whose name is short enough for a UNIX socket in it.
+struct SocketFolder {
+  std::string path = "/tmp/moed-XXXXXX";
+  SocketFolder() { REQUIRE(mkdtemp(path.data()) != nullptr); }
+  ~SocketFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  std::string socket() const { return path + "/moed.sock"; }
+  std::string ready() const { return path + "/ready.json"; }
+};
+
+// RunningServer keeps it beside its socket.
+std::string ReadyFileOf(const RunningServer& server) {
+  const std::string socket = server.unix_socket().substr(std::string("unix:").size());
+  return socket.substr(0, socket.rfind('/')) + "/ready.json";
+}
+
+bool Exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+// Waits until `condition` holds; false when a minute passed first.
+bool WaitFor(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+// Four calls of `rows` rows each against `server`, given the time to be with it.
+std::vector<std::future<absl::Status>> StartCalls(const RunningServer& server, int64_t rows) {
+  std::vector<std::future<absl::Status>> calls;
+  for (int i = 0; i < 4; ++i) {
+    calls.push_back(std::async(std::launch::async, [address = server.tcp(), rows] {
+      const std::vector<uint8_t> hidden(static_cast<size_t>(rows) * 256 * 2, 0);
+      const auto client = client::MoeClient::Connect(address, {.own_connection = true});
+      if (!client.ok()) return client.status();
+      client::ForwardCall call;
+      call.hidden = {client::DType::kBf16, rows, 256, hidden};
+      return (*client)->Forward(call).status();
+    }));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  return calls;
 }
 
 }  // namespace
@@ -262,6 +316,84 @@ TEST_CASE("Under load SIGTERM answers every call, with a result or UNAVAILABLE, 
     CHECK(last.code() == absl::StatusCode::kUnavailable);
   }
   CHECK(server.process().Wait(std::chrono::seconds(60)) == 0);
+}
+
+TEST_CASE("A client that asks without pause never sees SERVING before the ready file, nor another answer after it") {
+  for (int round = 0; round < 5; ++round) {
+    const SocketFolder folder;
+    const auto server = Process::Start(
+        {kMoed, "serve", "--model", Deepseek(), "--listen", "unix:" + folder.socket(), "--ready-file", folder.ready()});
+    REQUIRE(server != nullptr);
+    REQUIRE(WaitFor([&] { return Exists(folder.socket()); }));
+    const auto client = client::MoeClient::Connect("unix:" + folder.socket(), {.own_connection = true});
+    REQUIRE(client.ok());
+    int wrong = 0;
+    REQUIRE(WaitFor([&] {
+      const bool was_ready = Exists(folder.ready());
+      const auto health = (*client)->CheckHealth();
+      if (!health.ok()) return false;  // not listening yet
+      const bool serving = *health == client::Health::kServing;
+      if (serving ? !Exists(folder.ready()) : was_ready) ++wrong;
+      return serving;
+    }));
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("A stop signal that arrives twice at once counts once, and the ready file goes when the drain begins") {
+  RunningServer server({Mixtral()}, {"--policy", "require:reference", "--threads", "1"});
+  auto calls = StartCalls(server, 512);
+  REQUIRE(Exists(ReadyFileOf(server)));
+  server.process().Signal(SIGTERM);
+  server.process().Signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the first one has been taken
+  server.process().Signal(SIGTERM);
+  CHECK(WaitFor([&] { return !Exists(ReadyFileOf(server)); }));
+  for (auto& call : calls) CHECK(call.get().ok());
+  CHECK(server.process().Wait(std::chrono::seconds(60)) == 0);
+  CHECK(!Exists(ReadyFileOf(server)));
+}
+
+TEST_CASE("Another signal after the first one ends the process at once with 1") {
+  RunningServer server({Mixtral()}, {"--policy", "require:reference", "--threads", "1"});
+  auto calls = StartCalls(server, 8192);
+  server.process().Signal(SIGTERM);
+  CHECK(WaitFor([&] { return !Exists(ReadyFileOf(server)); }));
+  const auto client = client::MoeClient::Connect(server.tcp(), {.own_connection = true});
+  REQUIRE(client.ok());
+  const auto status = (*client)->Status();
+  if (status.ok()) {  // else the drain was over already
+    CHECK(status->models.at(0).state != client::LayerState::kReady);
+    CHECK(status->models.at(0).error == "the server is draining");
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  server.process().Signal(SIGTERM);
+  CHECK(server.process().Wait(std::chrono::seconds(60)) == 1);
+  for (auto& call : calls) call.wait();
+}
+
+TEST_CASE("A server that finds its address taken leaves the other one's ready file alone") {
+  const RunningServer server({Deepseek()});
+  CheckRefusedStart({"--model", Deepseek(), "--listen", server.tcp(), "--ready-file", ReadyFileOf(server)}, {server.tcp()});
+  CHECK(Exists(ReadyFileOf(server)));
+}
+
+TEST_CASE("Options of other versions are refused with exit code 2") {
+  CheckRefusedStart({"--model", Mixtral(), "--metrics-listen", "127.0.0.1:0"}, {"--metrics-listen: is not in this version"});
+  CheckRefusedStart({"--model", Mixtral(), "--admin-listen", "127.0.0.1:0"}, {"--admin-listen: is not in this version"});
+}
+
+TEST_CASE("A model's name that is not UTF-8 is refused by moectl in its first line on stderr") {
+  const RunningServer server({Deepseek()});
+  for (const char* name : {"\xff", "a\xc3", "\xed\xa0\x80", "\xc0\x80"}) {
+    const Finished finished = server.Moectl({"--model", name, "status"});
+    INFO(finished.err);
+    CHECK(finished.exit_code == 2);
+    CHECK(finished.FirstError().rfind("moectl: --model: wanted text in UTF-8", 0) == 0);
+  }
+  const Finished unknown = server.Moectl({"--model", "modèle-模型-🙂", "status"});
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.FirstError().find("NOT_FOUND") != std::string::npos);
 }
 
 }  // namespace moed::testing

@@ -121,7 +121,6 @@ TEST_CASE("A range of experts is two numbers in order") {
 TEST_CASE("An unknown option is refused with the nearest one") {
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--thread", "2"}), Contains("'--thread'") && Contains("--threads"));
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--expert", "0:4"}), Contains("the nearest is --experts"));
-  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:1"}), Contains("'--metrics-listen'"));
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "stray"}), Contains("'stray'"));
   CHECK_THAT(ErrorOf({"--verbose", "serve", "--model", "/m"}), Contains("'--verbose'"));
   CHECK_THAT(ErrorOf({"server"}), Contains("'server'") && Contains("nearest is serve"));
@@ -192,11 +191,24 @@ TEST_CASE("Flag and file may repeat each other but not differ") {
   CHECK_THAT(conflict, Contains("threads conflicts with --threads") && Contains("'4' in the file") && Contains("'3' on the command line"));
   CHECK_THAT(ConfigError(R"({"model": "/m"})", {"--model", "/n"}), Contains("model conflicts with --model"));
   CHECK_THAT(ConfigError(R"({"model": "/m", "deterministic": true})", {"--threads", "1025"}), Contains("--threads: wanted"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "deterministic": false})", {"--deterministic"}),
+             Contains("deterministic conflicts with --deterministic") && Contains("'false' in the file"));
+  const ConfigFile off(R"({"model": "/m", "deterministic": false})");
+  CHECK(!ServeOf({"--config", off.path()}).deterministic);
 
   const ConfigFile file(R"({"model": "/m", "threads": 4, "deterministic": true})");
   const ServeOptions options = ServeOf({"--config", file.path(), "--threads", "04", "--deterministic", "--model", "/m"});
   CHECK(options.threads == 4);
   CHECK(options.models.size() == 1);
+}
+
+TEST_CASE("Options of other versions are refused by name") {
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:0"}),
+             Contains("--metrics-listen: is not in this version"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--admin-listen=127.0.0.1:0"}),
+             Contains("--admin-listen: is not in this version"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "admin-listen": "127.0.0.1:0"})"),
+             Contains("admin-listen: is not in this version"));
 }
 
 TEST_CASE("A value of the wrong JSON type is refused with its key") {

@@ -203,6 +203,32 @@ TEST_CASE("Logits must be [M, E] f32") {
   CheckInvalid(logits(v1::DTYPE_F32, kRows, kExperts, 47), {"router_logits", "48 bytes", "47 bytes"});
 }
 
+TEST_CASE("An id out of range is refused with row, slot, value and E") {
+  const auto with_id = [](int32_t id) {
+    return [id](v1::ForwardRequest* r) {
+      std::memcpy(r->mutable_top_k()->mutable_ids()->mutable_data()->data() + 5 * 4, &id, 4);
+    };
+  };
+  for (const int32_t id : {-1, 0, kExperts - 1}) CHECK(ErrorOf(with_id(id)).ok());
+  for (const int32_t id : {-2, kExperts, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    CheckInvalid(with_id(id), {"ids: row 2, slot 1 is " + std::to_string(id), "want -1 to 3", "E = 4"});
+  }
+}
+
+TEST_CASE("NaN and +Inf among the logits are refused with row and expert, -Inf is not") {
+  const auto with_logit = [](float value) {
+    return [value](v1::ForwardRequest* r) {
+      SetTensor(v1::DTYPE_F32, kRows, kExperts, kRows * kExperts * 4, r->mutable_router_logits());
+      std::memcpy(r->mutable_router_logits()->mutable_data()->data() + 7 * 4, &value, 4);
+    };
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float value : {-inf, std::numeric_limits<float>::max()}) CHECK(ErrorOf(with_logit(value)).ok());
+  for (const float value : {inf, std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
+    CheckInvalid(with_logit(value), {"router_logits: row 1, expert 3"});
+  }
+}
+
 TEST_CASE("A request id above 128 bytes is refused") {
   CHECK(ErrorOf([](v1::ForwardRequest* r) { r->set_request_id(std::string(128, 'x')); }).ok());
   CheckInvalid([](v1::ForwardRequest* r) { r->set_request_id(std::string(129, 'x')); }, {"request_id", "128", "129"});
@@ -321,13 +347,19 @@ TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
   model.layers[0].state = LayerState::kReady;
   model.layers[1].state = LayerState::kFailed;
   v1::StatusResponse loading, serving;
-  FillStatus({model}, false, &loading);
-  FillStatus({model}, true, &serving);
+  FillStatus({model}, Phase::kLoading, &loading);
+  FillStatus({model}, Phase::kServing, &serving);
   CHECK(loading.models(0).state() == v1::LAYER_STATE_LOADING);
   CHECK(loading.models(0).layers(0).state() == v1::LAYER_STATE_LOADING);
   CHECK(loading.models(0).layers(1).state() == v1::LAYER_STATE_FAILED);
   CHECK(serving.models(0).layers(0).state() == v1::LAYER_STATE_READY);
+  CHECK(serving.models(0).error().empty());
   CHECK(serving.version() == "0.1.0");
+  v1::StatusResponse draining;
+  FillStatus({model}, Phase::kDraining, &draining);
+  CHECK(draining.models(0).state() == v1::LAYER_STATE_PLANNED);
+  CHECK(draining.models(0).layers(0).state() == v1::LAYER_STATE_PLANNED);
+  CHECK(draining.models(0).error() == "the server is draining");
 }
 
 TEST_CASE("An explanation keeps every reason") {

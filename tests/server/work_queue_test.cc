@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -142,6 +143,21 @@ TEST_CASE("A job with another step goes to the back, and is dropped between step
   CHECK(bench.queue.RunNext());
   CHECK_FALSE(bench.queue.RunNext());
   CHECK(bench.events == Events{"step", "other ran after 0", "step", "long expired"});
+}
+
+TEST_CASE("A job that finds no memory is dropped with RESOURCE_EXHAUSTED and the next one runs") {
+  Bench bench(4);
+  WorkQueue::Job job = bench.Job("a");
+  job.run = [](WorkQueue::Duration) -> Next { throw std::bad_alloc(); };
+  absl::Status why;
+  job.drop = [&why](const absl::Status& status) { why = status; };
+  REQUIRE(bench.queue.Push(std::move(job)).ok());
+  REQUIRE(bench.queue.Push(bench.Job("b")).ok());
+  CHECK(bench.queue.RunNext());
+  CHECK(absl::IsResourceExhausted(why));
+  CHECK(bench.queue.RunNext());
+  CHECK(bench.events == Events{"b ran after 0"});
+  CHECK(bench.queue.counters().finished == 2);
 }
 
 TEST_CASE("Shutdown finishes what was accepted and takes nothing more") {
