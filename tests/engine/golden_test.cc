@@ -1,7 +1,9 @@
-// Real checkpoints of tests/data, in process: every MoE layer against the golden outputs of its folder, for the reference and
-// for the automatic choice.
+// Real checkpoints, in process: every MoE layer against the golden outputs of its folder, for the reference and for the automatic
+// choice. The folders of tests/data, and those of the directory that the environment variable MOED_MODELS names.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -21,6 +23,8 @@ struct Golden {
     file = *std::move(opened);
   }
 
+  bool Has(int layer, const std::string& name) const { return file->Find(std::to_string(layer) + "." + name) != nullptr; }
+
   template <typename T>
   std::vector<T> Read(int layer, const std::string& name) const {
     const TensorInfo* info = file->Find(std::to_string(layer) + "." + name);
@@ -35,8 +39,12 @@ struct Golden {
 
 std::vector<std::string> Folders() {
   std::vector<std::string> folders;
-  for (const fs::directory_entry& entry : fs::directory_iterator("tests/data")) {
-    if (fs::exists(entry.path() / "golden.safetensors")) folders.push_back(entry.path().string());
+  const char* more = std::getenv("MOED_MODELS");
+  for (const std::string& parent : {std::string("tests/data"), std::string(more == nullptr ? "" : more)}) {
+    if (parent.empty()) continue;
+    for (const fs::directory_entry& entry : fs::directory_iterator(parent)) {
+      if (fs::exists(entry.path() / "golden.safetensors")) folders.push_back(entry.path().string());
+    }
   }
   return folders;
 }
@@ -72,7 +80,25 @@ int CountDifferingRows(const ForwardInfo& info, const std::vector<int32_t>& want
   return count;
 }
 
-void CheckFolder(const std::string& folder, const std::string& policy, double bound) {
+// What a layer's routed output is held to: the golden of its scheme, and the bound. Where activations are quantized, another
+// order of additions may move a value over a rounding border, so only the reference is held to 1e-4 there; a scheme without a
+// golden of its own (its activation scale spans the request) is compared with unquantized activations.
+struct Target {
+  std::string name = "y";
+  double bound = 1e-4;
+};
+
+Target TargetOf(const Golden& golden, const LayerStatus& layer, bool reference) {
+  if (layer.executed_scheme.find("16-bit activations") != std::string::npos) return {};
+  if (!golden.Has(layer.layer, "y_q")) return {"y", 0.10};
+  if (reference) return {"y_q", 1e-4};
+  const bool fp4 = layer.executed_scheme.find("fp4 dynamic") != std::string::npos;
+  const bool fp8 = layer.executed_scheme.find("fp8 dynamic") != std::string::npos ||
+                   layer.executed_scheme.find("fp8 static") != std::string::npos;
+  return {"y_q", fp4 ? 0.10 : fp8 ? 0.06 : 0.02};
+}
+
+void CheckFolder(const std::string& folder, const std::string& policy) {
   INFO(folder << " " << policy);
   const Golden golden(folder);
   std::unique_ptr<Engine> engine = LoadEngine(folder, policy);
@@ -81,7 +107,8 @@ void CheckFolder(const std::string& folder, const std::string& policy, double bo
     const std::vector<uint16_t> x = golden.Read<uint16_t>(layer.layer, "x");
     const std::vector<int32_t> ids = golden.Read<int32_t>(layer.layer, "topk_ids");
     const std::vector<float> weights = golden.Read<float>(layer.layer, "topk_weights");
-    const std::vector<float> y = golden.Read<float>(layer.layer, "y");
+    const Target target = TargetOf(golden, layer, policy == "require:reference");
+    const std::vector<float> y = golden.Read<float>(layer.layer, target.name);
     std::vector<float> block = golden.Read<float>(layer.layer, "y_block");
     const int64_t hidden = status.hidden, rows = static_cast<int64_t>(x.size()) / hidden;
     std::vector<float> out(y.size());
@@ -94,8 +121,11 @@ void CheckFolder(const std::string& folder, const std::string& policy, double bo
     call.routed_only = true;
     ForwardInfo info;
     REQUIRE(engine->Forward("m", call, view, &info).ok());
-    CHECK(testing::Judge(out, y, hidden, bound).passed);
+    const testing::Judgement routed = testing::Judge(out, y, hidden, target.bound);
+    INFO("layer " << layer.layer << ", " << layer.executed_scheme << ": " << routed.reason);
+    CHECK(routed.passed);
     CHECK(info.backend == layer.backend);
+    if (target.name != "y" || target.bound != 1e-4) continue;  // y_block has unquantized activations
 
     call.routing = RoutingByGate{};
     call.routed_only = false;
@@ -106,7 +136,7 @@ void CheckFolder(const std::string& folder, const std::string& policy, double bo
     for (int64_t row = 0; row < rows; ++row) {
       if (differs[row]) std::memcpy(&block[row * hidden], &out[row * hidden], hidden * sizeof(float));
     }
-    const testing::Judgement judgement = testing::Judge(out, block, hidden, bound);
+    const testing::Judgement judgement = testing::Judge(out, block, hidden, target.bound);
     INFO("layer " << layer.layer << ": " << judgement.reason);
     CHECK(judgement.passed);
   }
@@ -117,19 +147,20 @@ void CheckFolder(const std::string& folder, const std::string& policy, double bo
 TEST_CASE("There are at least three checkpoints to test with") { CHECK(Folders().size() >= 3); }
 
 TEST_CASE("The reference agrees with every golden output") {
-  for (const std::string& folder : Folders()) CheckFolder(folder, "require:reference", 1e-4);
+  for (const std::string& folder : Folders()) CheckFolder(folder, "require:reference");
 }
 
 TEST_CASE("The automatic choice agrees with every golden output") {
-  for (const std::string& folder : Folders()) CheckFolder(folder, "auto", 1e-4);
+  for (const std::string& folder : Folders()) CheckFolder(folder, "auto");
 }
 
 TEST_CASE("The portable backend agrees with every golden output") {
-  for (const std::string& folder : Folders()) CheckFolder(folder, "require:cpu_generic", 1e-4);
+  for (const std::string& folder : Folders()) CheckFolder(folder, "require:cpu_generic");
 }
 
 TEST_CASE("A call in chunks gives the bits of a call at once") {
   for (const std::string& folder : Folders()) {
+    if (folder.find("quark-int4-fp8") != std::string::npos) continue;  // its scale spans the request: never in chunks
     const Golden golden(folder);
     std::unique_ptr<Engine> whole = LoadEngine(folder, "auto"), chunked = LoadEngine(folder, "auto", 5);
     const int layer = whole->Status()[0].layers[0].layer;
@@ -154,6 +185,8 @@ TEST_CASE("The self-check passes on every checkpoint") {
     CHECK(rows->size() == engine->Status()[0].layers.size());
     for (const SelfCheckRow& row : *rows) {
       CHECK(row.passed);
+      CHECK(row.backend != "reference");
+      if (row.bound != 0.01) continue;  // products of quantized activations can be exact, or off by a code
       CHECK(row.max_rel > 0.0);
       CHECK(row.max_rel < 1e-4);
     }
