@@ -71,7 +71,7 @@ check_rules() {
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
   only "//engine:safetensors reaches json only" "//engine:safetensors" "//third_party:json + $std"
   only "//engine reaches //kernels, json, spdlog and xxhash only" "//engine:*" \
-    "//kernels/... + //third_party:json + //third_party:spdlog + //third_party:xxhash + $std"
+    "//kernels/... + //third_party:json + //third_party:spdlog + $std"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
