@@ -70,7 +70,7 @@ check_rules() {
     "filter('^//kernels/cuda[:/]', //kernels/...)" "($vocabulary) + $std + filter(':cu', //third_party:*)"
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
   only "//engine:safetensors reaches json only" "//engine:safetensors" "//third_party:json + $std"
-  only "//engine reaches //kernels, json, spdlog and xxhash only" "//engine:*" \
+  only "//engine reaches //kernels, json and spdlog only" "//engine:*" \
     "//kernels/... + //third_party:json + //third_party:spdlog + $std"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
@@ -92,7 +92,6 @@ check_includes() {
   include json 'nlohmann/'
   include spdlog 'spdlog/|fmt/'
   include cli11 'CLI/'
-  include xxhash 'xxhash\.h|xxh3\.h'
   include catch2 'catch2/'
   include benchmark 'benchmark/'
 }
