@@ -42,7 +42,7 @@ class WorkerPool {
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};  // one more for each job; odd bits carry no meaning
+  std::atomic<uint64_t> generation_{0};  // one more for each job, and for stopping
   std::atomic<int> running_{0};          // workers that have not finished the current job
   std::atomic<int64_t> next_{0};
   bool stop_ = false;                    // guarded by mutex_
