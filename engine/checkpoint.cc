@@ -26,7 +26,7 @@ constexpr uint64_t kMaxIndexBytes = 64ull << 20;
 constexpr size_t kNamesShown = 10;
 
 // weight_map: tensor name -> file name.
-using WeightMap = std::unordered_map<std::string, std::string>;
+using WeightMap = absl::flat_hash_map<std::string, std::string>;
 
 // Reads weight_map from the events of the index; everything else in it is skipped. Events, since a parser that builds a
 // tree keeps the last of two equal keys.
@@ -178,17 +178,16 @@ absl::StatusOr<Shards> OpenShards(const std::string& directory, const std::set<s
 }
 
 // The table of an indexed checkpoint: mapped names only, each from the file that the index says.
-absl::Status FillFromIndex(const std::string& index_path, const WeightMap& map, const Shards& shards,
-                           std::unordered_map<std::string, TensorRef>* tensors) {
+absl::Status FillFromIndex(const std::string& index_path, const WeightMap& map, const Shards& shards, TensorTable* tensors) {
   std::vector<std::string> missing;
   tensors->reserve(map.size());
   for (const auto& [name, file_name] : map) {
     const SafetensorsFile* file = shards.by_name.at(file_name);
-    const TensorInfo* info = file->Find(name);
-    if (info == nullptr) {
+    const auto found = file->tensors().find(name);
+    if (found == file->tensors().end()) {
       missing.push_back(absl::StrCat(name, " (", file_name, ")"));
     } else {
-      tensors->emplace(name, TensorRef{file, info});
+      tensors->emplace(found->first, TensorRef{file, &found->second});
     }
   }
   if (missing.empty()) return absl::OkStatus();
@@ -198,7 +197,7 @@ absl::Status FillFromIndex(const std::string& index_path, const WeightMap& map, 
 // A mapped name that a second mapped file holds too: which of the two is meant cannot be known. Counts the names that the
 // index leaves out.
 absl::StatusOr<size_t> CountUnmapped(const std::string& index_path, const Shards& shards,
-                                     const std::unordered_map<std::string, TensorRef>& tensors) {
+                                     const TensorTable& tensors) {
   std::vector<std::string> twice;
   size_t unmapped = 0;
   for (const auto& [file_name, file] : shards.by_name) {
@@ -264,6 +263,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
     }
   } else {
     const SafetensorsFile* file = shards->files.front().get();
+    checkpoint->tensors_.reserve(file->tensors().size());
     for (const auto& [name, info] : file->tensors()) checkpoint->tensors_.emplace(name, TensorRef{file, &info});
   }
   for (const std::string& name : *present) {

@@ -10,9 +10,9 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/safetensors.h"
@@ -25,6 +25,9 @@ struct TensorRef {
   const TensorInfo* info = nullptr;
   explicit operator bool() const { return info != nullptr; }
 };
+
+// Tensors by name; the names are those that the files hold. Most lookups while planning are for tensors that do not exist.
+using TensorTable = absl::flat_hash_map<absl::string_view, TensorRef>;
 
 class Checkpoint {
  public:
@@ -39,7 +42,7 @@ class Checkpoint {
   TensorRef Find(const std::string& name) const;
 
   // All names, in no particular order.
-  const std::unordered_map<std::string, TensorRef>& tensors() const { return tensors_; }
+  const TensorTable& tensors() const { return tensors_; }
 
   // Things worth a line in the log: stray files that the index does not map.
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -49,7 +52,7 @@ class Checkpoint {
 
   std::string path_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::unordered_map<std::string, TensorRef> tensors_;
+  TensorTable tensors_;
   std::vector<std::string> warnings_;
 };
 

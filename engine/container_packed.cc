@@ -57,9 +57,11 @@ class Packed : public Container {
   absl::Status Read(const LinearSource& source, LinearWeights* out) const override {
     const int bits = ElementBits(source.linear().weights.element);
     std::vector<uint8_t> raw;
-    absl::Status status = ReadBytes(source.codes, &raw);
+    // Rows without padding are canonical as they are.
+    const bool whole = source.cols * bits % 32 == 0;
+    absl::Status status = ReadBytes(source.codes, whole ? &out->codes : &raw);
     if (!status.ok()) return AtTensor(source.codes, status);
-    UnpackRows(raw, source.rows, source.cols, bits, &out->codes);
+    if (!whole) UnpackRows(raw, source.rows, source.cols, bits, &out->codes);
     MOED_RETURN_IF_ERROR(CheckStoredShape(source));
     MOED_RETURN_IF_ERROR(ReadZeros(source, bits, &raw, out));
     MOED_RETURN_IF_ERROR(ReadGroupIndex(source, /*unset_means_none=*/true, out));

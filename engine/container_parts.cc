@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "engine/packing.h"
@@ -73,45 +74,64 @@ absl::Status ReadGroupIndex(const LinearSource& source, bool unset_means_none, L
   return AtTensor(source.g_idx, status);
 }
 
-absl::Status CheckScaleValues(ScaleType type, std::span<const uint8_t> scales) {
-  const int size = ScaleBytes(type);
-  const auto refuse = [&](size_t at, const std::string& value, const char* want) {
-    return absl::InvalidArgumentError(absl::StrCat("scale ", at / size, " is ", value, ", want ", want));
+namespace {
+
+// Index of the first of the little-endian words whose bits of `mask` are all set, the number of words when there is none. One
+// pass without leaving the loop, so that the compiler can do many at once, and a second one where it found something.
+template <typename Word>
+size_t FirstWithAllSet(std::span<const uint8_t> bytes, Word mask) {
+  const size_t count = bytes.size() / sizeof(Word);
+  const auto word = [&](size_t at) {
+    Word value;
+    std::memcpy(&value, bytes.data() + at * sizeof(Word), sizeof(Word));
+    return value;
   };
+  Word found = 0;
+  for (size_t at = 0; at < count; ++at) found |= (word(at) & mask) == mask;
+  if (found == 0) return count;
+  size_t at = 0;
+  while ((word(at) & mask) != mask) ++at;
+  return at;
+}
+
+// Index of the first scale that is NaN or infinite: all bits of its exponent are set.
+size_t FirstNotFinite(ScaleType type, std::span<const uint8_t> scales) {
+  if (type == ScaleType::kF32) return FirstWithAllSet<uint32_t>(scales, 0x7F800000u);
+  return FirstWithAllSet<uint16_t>(scales, type == ScaleType::kF16 ? 0x7C00 : 0x7F80);
+}
+
+absl::Status BadScale(size_t at, const std::string& value, const char* want) {
+  return absl::InvalidArgumentError(absl::StrCat("scale ", at, " is ", value, ", want ", want));
+}
+
+}  // namespace
+
+absl::Status CheckScaleValues(ScaleType type, std::span<const uint8_t> scales) {
   if (type == ScaleType::kE8m0) {
     const auto bad = std::find(scales.begin(), scales.end(), 0xFF);
     if (bad == scales.end()) return absl::OkStatus();
-    return refuse(bad - scales.begin(), "the NaN byte 0xFF", "an E8M0 exponent 0x00 .. 0xFE");
+    return BadScale(bad - scales.begin(), "the NaN byte 0xFF", "an E8M0 exponent 0x00 .. 0xFE");
   }
-  for (size_t at = 0; at < scales.size(); at += size) {
-    if (type == ScaleType::kE4m3) {
-      if (scales[at] < 0x7F) continue;
-      return refuse(at,
-                    absl::StrCat(scales[at] == 0x7F || scales[at] == 0xFF ? "the NaN byte 0x" : "the negative byte 0x",
-                                 absl::Hex(static_cast<unsigned>(scales[at]), absl::kZeroPad2)),
+  if (type == ScaleType::kE4m3) {
+    const auto bad = std::find_if(scales.begin(), scales.end(), [](uint8_t byte) { return byte >= 0x7F; });
+    if (bad == scales.end()) return absl::OkStatus();
+    const bool nan = *bad == 0x7F || *bad == 0xFF;
+    return BadScale(bad - scales.begin(),
+                    absl::StrCat(nan ? "the NaN byte 0x" : "the negative byte 0x",
+                                 absl::Hex(static_cast<unsigned>(*bad), absl::kZeroPad2)),
                     "an E4M3 scale 0x00 .. 0x7e");
-    }
-    const StDtype dtype = type == ScaleType::kF32 ? StDtype::kF32 : type == ScaleType::kF16 ? StDtype::kF16 : StDtype::kBf16;
-    const float value = ElementAsFloat(dtype, scales.data() + at);
-    if (!std::isfinite(value)) return refuse(at, absl::StrCat(value), "a finite number");
   }
-  return absl::OkStatus();
+  const size_t size = static_cast<size_t>(ScaleBytes(type)), bad = FirstNotFinite(type, scales);
+  if (bad == scales.size() / size) return absl::OkStatus();
+  const StDtype dtype = type == ScaleType::kF32 ? StDtype::kF32 : type == ScaleType::kF16 ? StDtype::kF16 : StDtype::kBf16;
+  return BadScale(bad, absl::StrCat(ElementAsFloat(dtype, scales.data() + bad * size)), "a finite number");
 }
 
 absl::Status CheckFp8Codes(std::span<const uint8_t> codes) {
-  // Whole blocks first, without leaving the loop, so that the compiler can do many bytes at once.
-  constexpr size_t kBlock = 4096;
-  for (size_t first = 0; first < codes.size(); first += kBlock) {
-    const std::span<const uint8_t> block = codes.subspan(first, std::min(kBlock, codes.size() - first));
-    uint8_t found = 0;
-    for (const uint8_t code : block) found |= (code & 0x7F) == 0x7F;
-    if (found == 0) continue;
-    size_t at = 0;
-    while ((block[at] & 0x7F) != 0x7F) ++at;
-    return absl::InvalidArgumentError(absl::StrCat("element ", first + at, " is the NaN byte 0x",
-                                                   absl::Hex(static_cast<unsigned>(block[at])), ", want a finite FP8 code"));
-  }
-  return absl::OkStatus();
+  const size_t bad = FirstWithAllSet<uint8_t>(codes, 0x7F);
+  if (bad == codes.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("element ", bad, " is the NaN byte 0x", absl::Hex(static_cast<unsigned>(codes[bad])),
+                                                 ", want a finite FP8 code"));
 }
 
 absl::Status CheckAllZero(const TensorRef& tensor) {

@@ -80,18 +80,23 @@ absl::Status Engine::CheckMemory(const Model& added) const {
                                                    own_limit ? " (memory limit)" : " (memory of the machine)"));
 }
 
-absl::Status Engine::Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress) {
+absl::Status Engine::Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress) {
   absl::StatusOr<std::shared_ptr<Model>> found = Get(name);
   if (!found.ok()) return found.status();
   Model& model = **found;
   absl::Status status = model.BeginLoad();
   if (!status.ok()) return status;
-  for (int index = 0; status.ok() && index < model.layer_count(); ++index) {
+  LoadProgress so_far = {.total = model.layer_count()};
+  for (int index = 0; index < so_far.total; ++index) so_far.total_file_bytes += model.file_bytes(index);
+  for (int index = 0; status.ok() && index < so_far.total; ++index) {
     {
       std::lock_guard<std::mutex> lock(compute_mutex_);
       status = model.LoadLayer(index, *pool_, *scratch_);
     }
-    if (status.ok() && progress) progress(index + 1, model.layer_count(), model.config().moe_layers[index]);
+    so_far.done = index + 1;
+    so_far.layer = model.config().moe_layers[index];
+    so_far.file_bytes += model.file_bytes(index);
+    if (status.ok() && progress) progress(so_far);
   }
   model.FinishLoad(status);
   return status;

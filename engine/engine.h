@@ -120,6 +120,15 @@ struct SelfCheckRow {
   bool passed = false;
 };
 
+// How far a load is: `done` of `total` layers, the last one being `layer`; bytes of their experts' tensors in the files.
+struct LoadProgress {
+  int done = 0;
+  int total = 0;
+  int layer = 0;
+  uint64_t file_bytes = 0;
+  uint64_t total_file_bytes = 0;
+};
+
 class Model;     // one checkpoint and its layers
 struct Scratch;  // buffers that calls reuse
 
@@ -134,9 +143,9 @@ class Engine {
   // RESOURCE_EXHAUSTED when the memory limit cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 
-  // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty) is called after each layer from the calling thread.
-  // On an error the model is kFailed and the error is returned.
-  absl::Status Load(const std::string& name, const std::function<void(int done, int total, int layer)>& progress);
+  // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty)
+  // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
+  absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
 
   // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready; INVALID_ARGUMENT with
   // the numbers for everything that is wrong with the call. An empty `model` means the only one.

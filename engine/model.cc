@@ -24,9 +24,6 @@ class OffsetReader : public ExpertReader {
 
 std::string Text(const absl::Status& status) { return std::string(status.message().data(), status.message().size()); }
 
-// Rows of the self-check at load: enough for three magnitudes.
-constexpr int64_t kLoadCheckTokens = 3;
-
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, Text(status)));
 }
@@ -177,7 +174,7 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, WorkerPool& pool, 
     }
     if (reference == nullptr || part.choice->backend == reference) return absl::OkStatus();
     absl::StatusOr<SelfCheckRow> row = CheckPart({*part.desc, *part.experts, *part.choice->backend, **part.prepared}, *reference,
-                                                 kLoadCheckTokens, static_cast<uint64_t>(number), pool, scratch);
+                                                 kLoadCheck, static_cast<uint64_t>(number), pool, scratch);
     if (!row.ok()) return row.status();
     if (row->passed) return absl::OkStatus();
 

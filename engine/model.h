@@ -46,6 +46,8 @@ class Model {
   // What was decided at planning and, for quarantined backends, at loading.
   ExplainReport report() const;
   int layer_count() const { return static_cast<int>(layers_.size()); }
+  // Of the experts' tensors of layer number `index` in load order, as stored.
+  uint64_t file_bytes(int index) const { return layers_[index]->plan.file_bytes; }
   uint64_t generation() const { return generation_; }
 
   // Bytes that the planned layers hold, and the largest workspace of one.

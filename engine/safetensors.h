@@ -13,10 +13,10 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "absl/container/node_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -52,7 +52,7 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& path() const { return path_; }
-  const std::unordered_map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  const absl::node_hash_map<std::string, TensorInfo>& tensors() const { return tensors_; }
   // Null when there is no such tensor.
   const TensorInfo* Find(const std::string& name) const;
 
@@ -65,7 +65,7 @@ class SafetensorsFile {
 
   std::string path_;
   int fd_;
-  std::unordered_map<std::string, TensorInfo> tensors_;
+  absl::node_hash_map<std::string, TensorInfo> tensors_;
 };
 
 // Writes one file tensor by tensor without holding it in memory. Not thread-safe.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 namespace moed {
@@ -28,16 +29,28 @@ struct Sample {
 // Magnitudes of the sample's rows in turn, as powers of two: the first three already span ordinary, small and large.
 constexpr int kExponents[] = {0, -4, 4, -2, 2, -3, 3, -1, 1};
 
-Sample MakeSample(const MoeDesc& desc, int64_t tokens, uint64_t seed) {
+// `count` different experts of `total`, in random order; all of them when there are no more.
+std::vector<int32_t> PickExperts(int total, int count, std::mt19937_64& random) {
+  std::vector<int32_t> picked(total);
+  std::iota(picked.begin(), picked.end(), 0);
+  std::shuffle(picked.begin(), picked.end(), random);
+  picked.resize(std::min(total, count));
+  return picked;
+}
+
+Sample MakeSample(const MoeDesc& desc, const CheckSize& size, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
-  std::uniform_int_distribution<int32_t> expert(0, desc.num_experts - 1);
+  const std::vector<int32_t> experts = PickExperts(desc.num_experts, size.experts, random);
+  const int live = std::min(size.slots, desc.top_k);
   Sample sample;
-  for (int64_t row = 0; row < tokens; ++row) {
+  for (int64_t row = 0; row < size.tokens; ++row) {
     const float magnitude = std::ldexp(1.0f, kExponents[row % std::size(kExponents)]);
     for (int64_t c = 0; c < desc.hidden; ++c) sample.x.push_back(magnitude * normal(random));
+    // Slots that are not used come first: a backend must leave them out wherever they are.
     for (int j = 0; j < desc.top_k; ++j) {
-      sample.ids.push_back(expert(random));
+      const int slot = j - (desc.top_k - live);
+      sample.ids.push_back(slot < 0 ? -1 : experts[static_cast<size_t>(row * live + slot) % experts.size()]);
       sample.weights.push_back(0.25f + 0.5f * static_cast<float>(j + 1) / static_cast<float>(desc.top_k));
     }
   }
@@ -69,8 +82,11 @@ absl::StatusOr<std::vector<float>> RunReference(const CheckTarget& target, const
   std::vector<int> used(sample.ids.begin(), sample.ids.end());
   std::sort(used.begin(), used.end());
   used.erase(std::unique(used.begin(), used.end()), used.end());
+  if (used.front() < 0) used.erase(used.begin());
   std::vector<int32_t> local;
-  for (int32_t id : sample.ids) local.push_back(static_cast<int32_t>(std::lower_bound(used.begin(), used.end(), id) - used.begin()));
+  for (int32_t id : sample.ids) {
+    local.push_back(id < 0 ? -1 : static_cast<int32_t>(std::lower_bound(used.begin(), used.end(), id) - used.begin()));
+  }
 
   MoeDesc desc = target.desc;
   desc.num_experts = static_cast<int>(used.size());
@@ -104,11 +120,11 @@ double SelfCheckBound(const QuantScheme& scheme) {
   return bound;
 }
 
-absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, int64_t tokens, uint64_t seed,
+absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, CheckSize size, uint64_t seed,
                                        WorkerPool& pool, Scratch& scratch) {
   const MoeDesc& desc = target.desc;
-  tokens = std::min(tokens, desc.max_tokens);
-  const Sample sample = MakeSample(desc, tokens, seed);
+  const int64_t tokens = size.tokens = std::min(size.tokens, desc.max_tokens);
+  const Sample sample = MakeSample(desc, size, seed);
   absl::StatusOr<std::vector<float>> want = RunReference(target, reference, sample, tokens, pool, scratch);
   if (!want.ok()) return want.status();
 
@@ -132,12 +148,14 @@ absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend&
                                         WorkerPool& pool, Scratch& scratch) {
   const LayerPlan& plan = layer.plan;
   absl::StatusOr<SelfCheckRow> row =
-      CheckPart({plan.routed, *plan.experts, *layer.choice.backend, *layer.routed}, reference, tokens, seed, pool, scratch);
+      CheckPart({plan.routed, *plan.experts, *layer.choice.backend, *layer.routed}, reference, FullCheck(plan.routed, tokens), seed,
+                pool, scratch);
   if (!row.ok()) return row.status();
   row->layer = layer.plan.layer;
   if (layer.shared == nullptr) return row;
   const absl::StatusOr<SelfCheckRow> shared =
-      CheckPart({plan.shared, *plan.shared_expert, *layer.shared_choice.backend, *layer.shared}, reference, tokens, seed, pool, scratch);
+      CheckPart({plan.shared, *plan.shared_expert, *layer.shared_choice.backend, *layer.shared}, reference,
+                FullCheck(plan.shared, tokens), seed, pool, scratch);
   if (!shared.ok()) return shared.status();
   if (shared->max_rel / shared->bound > row->max_rel / row->bound) {
     row->max_rel = shared->max_rel;

@@ -23,13 +23,26 @@ struct CheckTarget {
   const PreparedMoe& prepared;
 };
 
-// Runs `tokens` random rows of magnitudes 1/16 to 16 with random experts through the target and through
-// `reference`, which reads only the experts that the rows use. float32 in and out. Errors are those of reading or running; a
+// How much a check looks at: `tokens` rows, each with at most `slots` experts in use (further ones are -1), which are taken in
+// turn from `experts` different ones.
+struct CheckSize {
+  int64_t tokens = 0;
+  int experts = 0;
+  int slots = 0;
+};
+// At load: three magnitudes, three experts. The reference reads and decodes them in double, so that each one more costs about
+// as much as loading four.
+inline constexpr CheckSize kLoadCheck = {3, 3, 2};
+// On demand: `tokens` rows with every slot in use, all experts in turn.
+inline CheckSize FullCheck(const MoeDesc& desc, int64_t tokens) { return {tokens, desc.num_experts, desc.top_k}; }
+
+// Runs random rows of magnitudes 1/16 to 16 through the target and through `reference`, which reads only the experts that the
+// rows use. float32 in and out. Errors are those of reading or running; a
 // difference beyond the bound is a row that did not pass. The row's layer number is left 0.
-absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, int64_t tokens, uint64_t seed,
+absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, CheckSize size, uint64_t seed,
                                        WorkerPool& pool, Scratch& scratch);
 
-// Both parts of a ready layer in one row: the routed experts' backend and scheme, the larger error in units of its bound.
+// Both parts of a ready layer in one row, by a full check of `tokens` rows: the routed experts' backend and scheme, the larger error in units of its bound.
 absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
                                         WorkerPool& pool, Scratch& scratch);
 

@@ -243,10 +243,11 @@ absl::Status CheckNoUnknownExperts(const ModelConfig& config, const Checkpoint& 
   std::unordered_set<const TensorInfo*> used;
   for (const LayerPlan& plan : plans) used.insert(plan.used.begin(), plan.used.end());
   std::vector<std::string> unknown;
-  for (const auto& [name, tensor] : checkpoint.tensors()) {
-    if (name.find("expert") == std::string::npos || used.contains(tensor.info)) continue;
-    if (IsPredictionLayer(config, name)) continue;
-    unknown.push_back(name);
+  for (const auto& [key, tensor] : checkpoint.tensors()) {
+    if (used.contains(tensor.info)) continue;
+    std::string name(key);
+    if (name.find("expert") == std::string::npos || IsPredictionLayer(config, name)) continue;
+    unknown.push_back(std::move(name));
   }
   if (unknown.empty()) return absl::OkStatus();
   std::sort(unknown.begin(), unknown.end());

@@ -16,6 +16,7 @@
 #include "kernels/backends.h"
 #include "nlohmann/json.hpp"
 #include "server/setup.h"
+#include "server/size_text.h"
 
 namespace moed {
 namespace {
@@ -23,14 +24,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxDeviceFile = 1 << 20;
-
-std::string SizeText(uint64_t bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-}
 
 Json LayerJson(const LayerExplanation& layer) {
   Json backends = Json::array();

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "server/allocator.h"
+#include "server/load_log.h"
 #include "server/server.h"
 #include "server/setup.h"
 #include "server/version.h"
@@ -30,8 +30,6 @@
 namespace moed {
 namespace {
 
-constexpr int64_t kCheckTokens = 2;  // rows per layer of the check before the server opens
-constexpr uint64_t kCheckSeed = 1;
 constexpr std::chrono::seconds kTick(2);
 constexpr std::chrono::milliseconds kSameSignal(300);
 
@@ -98,27 +96,14 @@ void StartSignalThread(const std::shared_ptr<Events>& events) {
   }).detach();
 }
 
-absl::Status CheckModel(const std::string& name, Engine* engine) {
-  absl::StatusOr<std::vector<SelfCheckRow>> rows = engine->SelfCheck(name, -1, kCheckTokens, kCheckSeed);
-  if (!rows.ok()) return rows.status();
-  for (const SelfCheckRow& row : *rows) {
-    if (row.passed) continue;
-    return absl::InternalError(absl::StrFormat(
-        "layer %d: the self-check of %s failed: wanted a relative error of at most %g, got %g", row.layer, row.backend,
-        row.bound, row.max_rel));
-  }
-  return absl::OkStatus();
-}
-
-// Loads and checks one model after the other.
+// Loads one model after the other; the engine checks each layer as it is loaded.
 absl::Status LoadModels(const ServeOptions& options, Engine* engine) {
   for (const ModelOption& model : options.models) {
     spdlog::info("model '{}': loading {}", model.name, model.path);
-    absl::Status status = engine->Load(model.name, [&model](int done, int total, int layer) {
-      spdlog::info("model '{}': layer {} is loaded, {} of {}", model.name, layer, done, total);
-    });
-    if (status.ok()) status = CheckModel(model.name, engine);
+    LoadLog log(model.name, TerminalForBar());
+    absl::Status status = engine->Load(model.name, [&log](const LoadProgress& progress) { log.LayerLoaded(progress); });
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("model '", model.name, "': ", status.message()));
+    log.Finished();
   }
   malloc_trim(0);  // loading leaves free blocks behind that serving does not need
   return absl::OkStatus();

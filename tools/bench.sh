@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=(cpu)
+known=(cpu load)
 usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE]; kinds: ${known[*]}"
 words=()
 json=""

@@ -69,9 +69,9 @@ check_rules() {
   only "//kernels/cuda reaches the vocabulary of //kernels, CUDA and CUTLASS only" \
     "filter('^//kernels/cuda[:/]', //kernels/...)" "($vocabulary) + $std + filter(':cu', //third_party:*)"
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
-  only "//engine:safetensors reaches json only" "//engine:safetensors" "//third_party:json + $std"
-  only "//engine reaches //kernels, json and spdlog only" "//engine:*" \
-    "//kernels/... + //third_party:json + //third_party:spdlog + $std"
+  only "//engine:safetensors reaches absl's hash map and json only" "//engine:safetensors" "//third_party:absl_hash_map + //third_party:json + $std"
+  only "//engine reaches //kernels, absl's hash map, json and spdlog only" "//engine:*" \
+    "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + $std"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
@@ -83,7 +83,7 @@ check_rules() {
   direct "//server reaches kernels through //kernels:backends only" "//server:*"
   only "//client reaches proto, gRPC, CLI11, json and the leaves only" "//client/..." \
     "//engine:safetensors + //proto:* + //third_party:grpc + //third_party:protobuf + //third_party:cli11 +
-     //third_party:json + $std"
+     //third_party:absl_hash_map + //third_party:json + $std"
 }
 
 check_includes() {

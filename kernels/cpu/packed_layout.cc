@@ -27,6 +27,9 @@ int64_t SourceOf(const PackedLayout& layout, int64_t features, int64_t at) {
   return layout.source[at];
 }
 
+// Four 32-bit words in a register of the baseline.
+typedef uint32_t Words4 __attribute__((vector_size(16)));
+
 constexpr uint32_t kZeroCodes = 0x88888888u;  // eight codes of the value 0
 
 // The codes of 8 packed positions of one output feature; padding gets the zero point.
@@ -43,12 +46,14 @@ uint32_t GatherNibbles(const PackedLayout& layout, const LinearWeights& weights,
 // The rows of a panel in canonical form; null beyond the last output feature.
 struct PanelRows {
   const uint8_t* row[kPanelWidth];
+  bool full = true;  // no null among them
 
   PanelRows(const LinearWeights& weights, int64_t first_row) {
     const int64_t row_bytes = weights.row_bytes();
     for (int lane = 0; lane < kPanelWidth; ++lane) {
       const int64_t n = first_row + lane;
       row[lane] = n < weights.rows ? weights.codes.data() + n * row_bytes : nullptr;
+      full = full && row[lane] != nullptr;
     }
   }
 };
@@ -70,6 +75,25 @@ void PackInt4Block(const PackedLayout& layout, const LinearWeights& weights, con
   }
 }
 
+// Transposes squares of words: `columns` consecutive words (a multiple of 4) of each of the 16 rows, from byte `offset` on, to
+// `columns` lines of 16 words.
+void TransposeWords(const PanelRows& rows, int64_t offset, int64_t columns, uint8_t* out) {
+  for (int64_t column = 0; column < columns; column += 4) {
+    for (int lane = 0; lane < kPanelWidth; lane += 4) {
+      Words4 in[4];
+      for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows.row[lane + i] + offset + 4 * column, sizeof(Words4));
+      const Words4 low01 = __builtin_shuffle(in[0], in[1], Words4{0, 4, 1, 5});
+      const Words4 low23 = __builtin_shuffle(in[2], in[3], Words4{0, 4, 1, 5});
+      const Words4 high01 = __builtin_shuffle(in[0], in[1], Words4{2, 6, 3, 7});
+      const Words4 high23 = __builtin_shuffle(in[2], in[3], Words4{2, 6, 3, 7});
+      const Words4 lines[4] = {__builtin_shuffle(low01, low23, Words4{0, 1, 4, 5}), __builtin_shuffle(low01, low23, Words4{2, 3, 6, 7}),
+                               __builtin_shuffle(high01, high23, Words4{0, 1, 4, 5}),
+                               __builtin_shuffle(high01, high23, Words4{2, 3, 6, 7})};
+      for (int i = 0; i < 4; ++i) std::memcpy(out + ((column + i) * kPanelWidth + lane) * 4, &lines[i], sizeof(Words4));
+    }
+  }
+}
+
 void PackPlainBlock(const LinearWeights& weights, int bytes, int64_t first_row, int64_t first, uint8_t* out) {
   std::memset(out, 0, static_cast<size_t>(kBlockDepth) * kPanelWidth * bytes);
   const int64_t depth = std::min<int64_t>(kBlockDepth, weights.cols - first);
@@ -79,14 +103,59 @@ void PackPlainBlock(const LinearWeights& weights, int bytes, int64_t first_row, 
   }
 }
 
+// Transposes `columns` consecutive 16-bit elements (a multiple of 8) of each row: pairs of elements move as words first, then
+// the halves of each word part.
+void TransposeHalves(const PanelRows& rows, int64_t offset, int64_t columns, uint8_t* out) {
+  for (int64_t column = 0; column < columns; column += kBlockDepth) {
+    uint8_t pairs[4 * kPanelWidth * 4];
+    TransposeWords(rows, offset + 2 * column, 4, pairs);
+    for (int line = 0; line < 4; ++line) {
+      uint16_t even[kPanelWidth], odd[kPanelWidth];
+      uint32_t words[kPanelWidth];
+      std::memcpy(words, pairs + line * sizeof(words), sizeof(words));
+      for (int lane = 0; lane < kPanelWidth; ++lane) even[lane] = static_cast<uint16_t>(words[lane]);
+      for (int lane = 0; lane < kPanelWidth; ++lane) odd[lane] = static_cast<uint16_t>(words[lane] >> 16);
+      uint8_t* to = out + (column + 2 * line) * kPanelWidth * 2;
+      std::memcpy(to, even, sizeof(even));
+      std::memcpy(to + sizeof(even), odd, sizeof(odd));
+    }
+  }
+}
+
+// Positions [at, end) of unquantized elements: whole blocks as a transpose, the last one element by element.
+void PackPlainGroup(const LinearWeights& weights, const PanelRows& rows, int64_t first_row, int64_t at, int64_t end, uint8_t* out) {
+  const int bytes = ElementBits(weights.scheme.element) / 8;
+  const int64_t whole = rows.full ? (std::min(end, weights.cols) - at) / kBlockDepth * kBlockDepth : 0;
+  if (bytes == 4) {
+    TransposeWords(rows, at * 4, whole, out);
+  } else {
+    TransposeHalves(rows, at * 2, whole, out);
+  }
+  for (int64_t first = at + whole; first < end; first += kBlockDepth) {
+    PackPlainBlock(weights, bytes, first_row, first, out + (first - at) * kPanelWidth * bytes);
+  }
+}
+
+// Scales of one group, elements of type Word.
+template <typename Word>
+void PackScalesOf(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
+  const GroupShape& shape = weights.scheme.group;
+  const int64_t groups = GroupCount(weights.cols, shape.cols);
+  const int64_t rows = std::clamp<int64_t>(weights.rows - first_row, 0, kPanelWidth);
+  Word line[kPanelWidth] = {};
+  for (int64_t lane = 0; lane < rows; ++lane) {
+    const int64_t row = first_row + lane, scale_row = shape.rows == 1 ? row : shape.rows == 0 ? 0 : row / shape.rows;
+    std::memcpy(&line[lane], weights.scales.data() + (scale_row * groups + group) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+  }
+  std::memcpy(out, line, sizeof(line));
+}
+
 void PackScales(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
-  const WeightScheme& scheme = weights.scheme;
-  const int bytes = ScaleBytes(scheme.scale);
-  const int64_t groups = GroupCount(weights.cols, scheme.group.cols);
-  std::memset(out, 0, static_cast<size_t>(kPanelWidth) * bytes);
-  for (int lane = 0; lane < kPanelWidth && first_row + lane < weights.rows; ++lane) {
-    const int64_t scale_row = scheme.group.rows == 0 ? 0 : (first_row + lane) / scheme.group.rows;
-    std::memcpy(out + lane * bytes, weights.scales.data() + (scale_row * groups + group) * bytes, bytes);
+  switch (ScaleBytes(weights.scheme.scale)) {
+    case 1: return PackScalesOf<uint8_t>(weights, first_row, group, out);
+    case 2: return PackScalesOf<uint16_t>(weights, first_row, group, out);
+    case 4: return PackScalesOf<uint32_t>(weights, first_row, group, out);
+    default: return;
   }
 }
 
@@ -116,21 +185,41 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
   return layout;
 }
 
+namespace {
+
+// Blocks from position `at` on, up to `limit`, that are nothing but a transpose of words: features in order, every row there,
+// no end of a row inside.
+int64_t PlainInt4Blocks(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t limit) {
+  if (!rows.full || !layout.source.empty()) return 0;
+  return (std::min(limit, weights.cols) - at) / kBlockDepth / 4 * 4;
+}
+
+// Positions [at, end) of one group of codes.
+void PackInt4Group(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end,
+                   uint8_t* out) {
+  const int64_t blocks = std::max<int64_t>(PlainInt4Blocks(layout, weights, rows, at, end), 0);
+  TransposeWords(rows, at / 2, blocks, out);
+  at += blocks * kBlockDepth;
+  out += blocks * layout.format.block_bytes;
+  for (; at < end; at += kBlockDepth, out += layout.format.block_bytes) PackInt4Block(layout, weights, rows, at, out);
+}
+
+}  // namespace
+
 void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t panel, uint8_t* out) {
   const PanelFormat& format = layout.format;
   const int64_t first_row = panel * kPanelWidth;
   const PanelRows rows(weights, first_row);
-  for (int64_t at = 0; at < format.depth; at += kBlockDepth) {
-    if (format.scale_bytes > 0 && at % format.group == 0) {
-      PackScales(weights, first_row, at / format.group, out);
-      out += format.scale_bytes;
-    }
+  for (int64_t at = 0; at < format.depth; at += format.group) {
+    if (format.scale_bytes > 0) PackScales(weights, first_row, at / format.group, out);
+    out += format.scale_bytes;
+    const int64_t end = std::min(at + format.group, format.depth);
     if (format.element == ElementType::kInt4) {
-      PackInt4Block(layout, weights, rows, at, out);
+      PackInt4Group(layout, weights, rows, at, end, out);
     } else {
-      PackPlainBlock(weights, ElementBits(format.element) / 8, first_row, at, out);
+      PackPlainGroup(weights, rows, first_row, at, end, out);
     }
-    out += format.block_bytes;
+    out += (end - at) / kBlockDepth * format.block_bytes;
   }
 }
 

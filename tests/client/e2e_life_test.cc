@@ -356,7 +356,7 @@ TEST_CASE("A stop signal that arrives twice at once counts once, and the ready f
 
 TEST_CASE("Another signal after the first one ends the process at once with 1") {
   RunningServer server({Mixtral()}, {"--policy", "require:reference", "--threads", "1"});
-  auto calls = StartCalls(server, 8192);
+  auto calls = StartCalls(server, 65536);  // seconds of work
   server.process().Signal(SIGTERM);
   CHECK(WaitFor([&] { return !Exists(ReadyFileOf(server)); }));
   const auto client = client::MoeClient::Connect(server.tcp(), {.own_connection = true});

@@ -212,10 +212,12 @@ TEST_CASE("Before Load a call gets UNAVAILABLE and after it an answer") {
   ForwardInfo info;
   CHECK(engine.Forward("m", call, {out.data(), DType::kF32, 1, 64}, &info).code() == absl::StatusCode::kUnavailable);
   std::vector<int> seen;
-  REQUIRE(engine.Load("m", [&](int done, int total, int layer) {
-    CHECK(total == 1);
-    CHECK(done == static_cast<int>(seen.size()) + 1);
-    seen.push_back(layer);
+  REQUIRE(engine.Load("m", [&](const LoadProgress& progress) {
+    CHECK(progress.total == 1);
+    CHECK(progress.done == static_cast<int>(seen.size()) + 1);
+    CHECK(progress.file_bytes == engine.Status()[0].layers[0].file_bytes);
+    CHECK(progress.total_file_bytes == progress.file_bytes);
+    seen.push_back(progress.layer);
   }).ok());
   CHECK(seen == std::vector<int>{0});
   CHECK(engine.Forward("m", call, {out.data(), DType::kF32, 1, 64}, &info).ok());

@@ -34,7 +34,7 @@ refused 'test: wanted one FILTER, got "a" and "b"' test a b
 refused 'test: --models: wanted a folder, got nothing' test a --models
 refused 'test: --models: wanted a folder, got "no/such"' test --models no/such
 refused 'test: --models: wanted a folder, got "no/such"' test --models=no/such
-refused 'bench: unknown kind "frob"; kinds: cpu' bench cpu,frob
+refused 'bench: unknown kind "frob"; kinds: cpu load' bench cpu,frob
 refused 'bench: unknown option "--frob"; options: --json FILE' bench --frob
 refused 'bench: --json: wanted a file, got nothing' bench cpu --json
 refused 'bench: wanted at most KIND and FILTER, got "cpu a b"' bench cpu a b
