@@ -44,34 +44,41 @@ Rows QuantizedInput(const LinearScheme& scheme, const LinearWeights& weights, fl
   return quantized;
 }
 
-// h [rows][intermediate] of one expert for its rows x [rows][hidden].
-void GateUp(const MoeDesc& desc, const ExpertWeights& expert, float absmax, const Rows& x, std::vector<double>* h) {
-  const Rows gate_x = QuantizedInput(desc.scheme.gate, expert.gate, absmax, x);
-  const Rows up_x = QuantizedInput(desc.scheme.up, expert.up, absmax, x);
+// Output features of one task: enough to outweigh handing it out, few enough to keep every worker busy with three experts.
+constexpr int64_t kFeatures = 64;
+
+// An expert that has rows, sorted positions [begin, end), and its projections' inputs.
+struct ActiveExpert {
+  const ExpertWeights* weights;
+  int32_t begin, end;
+  Rows gate_x, up_x;  // [rows][hidden]
+  Rows down_h;        // [rows][intermediate]
+};
+
+// h[row][n] for output features n in [first, last) of gate and up.
+void GateUp(const MoeDesc& desc, const ActiveExpert& active, int64_t first, int64_t last, Rows* h) {
+  const LinearWeights &gate_weights = active.weights->gate, &up_weights = active.weights->up;
   std::vector<float> gate(desc.hidden), up(desc.hidden);
-  for (int64_t n = 0; n < desc.intermediate; ++n) {
-    DequantizeRow(expert.gate, n, gate.data());
-    DequantizeRow(expert.up, n, up.data());
-    const double gate_bias = desc.biases ? expert.gate.bias[n] : 0.0;
-    const double up_bias = desc.biases ? expert.up.bias[n] : 0.0;
-    for (size_t r = 0; r < x.size(); ++r) {
-      h[r].resize(desc.intermediate);
-      h[r][n] = Activate<double>(desc.activation, Dot(gate, gate_x[r]) + gate_bias, Dot(up, up_x[r]) + up_bias);
+  for (int64_t n = first; n < last; ++n) {
+    DequantizeRow(gate_weights, n, gate.data());
+    DequantizeRow(up_weights, n, up.data());
+    const double gate_bias = desc.biases ? gate_weights.bias[n] : 0.0;
+    const double up_bias = desc.biases ? up_weights.bias[n] : 0.0;
+    for (int32_t r = 0; r < active.end - active.begin; ++r) {
+      (*h)[active.begin + r][n] =
+          Activate<double>(desc.activation, Dot(gate, active.gate_x[r]) + gate_bias, Dot(up, active.up_x[r]) + up_bias);
     }
   }
 }
 
-// y [rows][hidden] of one expert.
-void Down(const MoeDesc& desc, const ExpertWeights& expert, float absmax, const Rows& h, std::vector<double>* y) {
-  const Rows down_h = QuantizedInput(desc.scheme.down, expert.down, absmax, h);
+// y[row][n] for output features n in [first, last) of down.
+void Down(const MoeDesc& desc, const ActiveExpert& active, int64_t first, int64_t last, Rows* y) {
+  const LinearWeights& weights = active.weights->down;
   std::vector<float> down(desc.intermediate);
-  for (int64_t n = 0; n < desc.hidden; ++n) {
-    DequantizeRow(expert.down, n, down.data());
-    const double bias = desc.biases ? expert.down.bias[n] : 0.0;
-    for (size_t r = 0; r < h.size(); ++r) {
-      y[r].resize(desc.hidden);
-      y[r][n] = Dot(down, down_h[r]) + bias;
-    }
+  for (int64_t n = first; n < last; ++n) {
+    DequantizeRow(weights, n, down.data());
+    const double bias = desc.biases ? weights.bias[n] : 0.0;
+    for (int32_t r = 0; r < active.end - active.begin; ++r) (*y)[active.begin + r][n] = Dot(down, active.down_h[r]) + bias;
   }
 }
 
@@ -111,27 +118,55 @@ class PreparedReference : public PreparedMoe {
   void RunChunk(const MoeBatch& batch, MutableTensorView out, WorkerPool& pool) const {
     SortedSlots sorted;
     SortSlots(batch.ids, desc_.num_experts, &sorted);
-    Rows x, h(sorted.slots.size()), y(sorted.slots.size());
+    const size_t routed = sorted.slots.size();
+    Rows x, h(routed, std::vector<double>(desc_.intermediate)), y(routed, std::vector<double>(desc_.hidden));
     for (int32_t slot : sorted.slots) x.push_back(InputRow(batch, slot));
     // The scale of x spans the request's rows, whether this layer holds their experts or not.
     Rows all;
     for (int64_t row = 0; !desc_.weight_on_input && SpansRows(desc_.scheme) && row < batch.x.rows; ++row) {
       all.push_back(InputRow(batch, static_cast<int32_t>(row * batch.top_k)));
     }
-    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(desc_.weight_on_input ? x : all)](int64_t e, int32_t begin, int32_t end) {
-      GateUp(desc_, experts_[e], absmax, Rows(x.begin() + begin, x.begin() + end), &h[begin]);
+    std::vector<ActiveExpert> active = ActiveExperts(sorted);
+    const float x_max = AbsMaxOf(desc_.weight_on_input ? x : all);
+    ForEach(active, pool, [&](ActiveExpert& expert) {
+      const Rows rows(x.begin() + expert.begin, x.begin() + expert.end);
+      expert.gate_x = QuantizedInput(desc_.scheme.gate, expert.weights->gate, x_max, rows);
+      expert.up_x = QuantizedInput(desc_.scheme.up, expert.weights->up, x_max, rows);
     });
-    ForExperts(sorted, pool, [&, absmax = AbsMaxOf(h)](int64_t e, int32_t begin, int32_t end) {
-      Down(desc_, experts_[e], absmax, Rows(h.begin() + begin, h.begin() + end), &y[begin]);
+    ForFeatures(active, desc_.intermediate, pool, [&](const ActiveExpert& expert, int64_t first, int64_t last) {
+      GateUp(desc_, expert, first, last, &h);
+    });
+    ForEach(active, pool, [&, h_max = AbsMaxOf(h)](ActiveExpert& expert) {
+      const Rows rows(h.begin() + expert.begin, h.begin() + expert.end);
+      expert.down_h = QuantizedInput(desc_.scheme.down, expert.weights->down, h_max, rows);
+    });
+    ForFeatures(active, desc_.hidden, pool, [&](const ActiveExpert& expert, int64_t first, int64_t last) {
+      Down(desc_, expert, first, last, &y);
     });
     pool.ParallelFor(batch.x.rows, [&](int64_t row, int) { CombineRow(batch, sorted, y, row, out); });
   }
 
-  // body(expert, begin, end) for every expert that has rows.
+  std::vector<ActiveExpert> ActiveExperts(const SortedSlots& sorted) const {
+    std::vector<ActiveExpert> active;
+    for (int e = 0; e < desc_.num_experts; ++e) {
+      if (sorted.begin[e] == sorted.begin[e + 1]) continue;
+      active.push_back({.weights = &experts_[e], .begin = sorted.begin[e], .end = sorted.begin[e + 1]});
+    }
+    return active;
+  }
+
   template <typename Body>
-  void ForExperts(const SortedSlots& sorted, WorkerPool& pool, const Body& body) const {
-    pool.ParallelFor(desc_.num_experts, [&](int64_t e, int) {
-      if (sorted.begin[e] != sorted.begin[e + 1]) body(e, sorted.begin[e], sorted.begin[e + 1]);
+  static void ForEach(std::vector<ActiveExpert>& active, WorkerPool& pool, const Body& body) {
+    pool.ParallelFor(static_cast<int64_t>(active.size()), [&](int64_t at, int) { body(active[at]); });
+  }
+
+  // body(expert, first, last) for every expert and each piece of its `features` output features.
+  template <typename Body>
+  static void ForFeatures(const std::vector<ActiveExpert>& active, int64_t features, WorkerPool& pool, const Body& body) {
+    const int64_t pieces = (features + kFeatures - 1) / kFeatures;
+    pool.ParallelFor(static_cast<int64_t>(active.size()) * pieces, [&](int64_t at, int) {
+      const int64_t first = at % pieces * kFeatures;
+      body(active[at / pieces], first, std::min(first + kFeatures, features));
     });
   }
 
