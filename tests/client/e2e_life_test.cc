@@ -55,54 +55,6 @@ struct SocketFolder {
   std::string ready() const { return path + "/ready.json"; }
 };
 
-// RunningServer keeps it beside its socket.
-std::string ReadyFileOf(const RunningServer& server) {
-  const std::string socket = server.unix_socket().substr(std::string("unix:").size());
-  return socket.substr(0, socket.rfind('/')) + "/ready.json";
-}
-
-bool Exists(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
-
-// Waits until `condition` holds; false when a minute passed first.
-bool WaitFor(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
-// One call of `rows` rows of zeros.
-absl::Status ForwardZeros(client::MoeClient& client, int64_t rows, std::chrono::milliseconds timeout) {
-  const std::vector<uint8_t> hidden(static_cast<size_t>(rows) * 256 * 2, 0);
-  client::ForwardCall call;
-  call.hidden = {client::DType::kBf16, rows, 256, hidden};
-  return client.Forward(call, {.timeout = timeout}).status();
-}
-
-// `count` long calls against `server`, which computes one after the other. On return the server is busy with them: a call of
-// one row no longer gets its turn.
-std::vector<std::future<absl::Status>> StartLongCalls(const RunningServer& server, int count) {
-  std::vector<std::future<absl::Status>> calls;
-  for (int i = 0; i < count; ++i) {
-    calls.push_back(std::async(std::launch::async, [address = server.tcp()] {
-      const auto client = client::MoeClient::Connect(address, {.own_connection = true});
-      return client.ok() ? ForwardZeros(**client, 65536, std::chrono::seconds(60)) : client.status();
-    }));
-  }
-  const auto probe = client::MoeClient::Connect(server.tcp(), {.own_connection = true});
-  REQUIRE(probe.ok());
-  REQUIRE((*probe)->Status().ok());  // connected: what takes long from here on is the queue
-  CHECK(WaitFor([&] {
-    return absl::IsDeadlineExceeded(ForwardZeros(**probe, 1, std::chrono::milliseconds(100)));
-  }));
-  return calls;
-}
-
 }  // namespace
 
 TEST_CASE("Start options that cannot be are refused with exit code 2 and the error first") {
@@ -350,48 +302,10 @@ TEST_CASE("A client that asks without pause never sees SERVING before the ready 
   }
 }
 
-TEST_CASE("A stop signal that arrives twice at once counts once, and the ready file goes when the drain begins") {
-  RunningServer server({Mixtral()}, {"--policy", "require:reference", "--threads", "1"});
-  auto calls = StartLongCalls(server, 3);
-  REQUIRE(Exists(ReadyFileOf(server)));
-  server.process().Signal(SIGTERM);
-  server.process().Signal(SIGTERM);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the first one has been taken
-  server.process().Signal(SIGTERM);
-  CHECK(WaitFor([&] { return !Exists(ReadyFileOf(server)); }));
-  int finished = 0;
-  for (auto& call : calls) {  // those that were not yet with the server are turned away
-    const absl::Status status = call.get();
-    finished += status.ok();
-    CHECK((status.ok() || absl::IsUnavailable(status)));
-  }
-  CHECK(finished > 0);
-  CHECK(server.process().Wait(std::chrono::seconds(60)) == 0);
-  CHECK(!Exists(ReadyFileOf(server)));
-}
-
-TEST_CASE("Another signal after the first one ends the process at once with 1") {
-  RunningServer server({Mixtral()}, {"--policy", "require:reference", "--threads", "1"});
-  auto calls = StartLongCalls(server, 8);
-  server.process().Signal(SIGTERM);
-  CHECK(WaitFor([&] { return !Exists(ReadyFileOf(server)); }));
-  const auto client = client::MoeClient::Connect(server.tcp(), {.own_connection = true});
-  REQUIRE(client.ok());
-  const auto status = (*client)->Status();
-  if (status.ok()) {  // else the drain was over already
-    CHECK(status->models.at(0).state != client::LayerState::kReady);
-    CHECK(status->models.at(0).error == "the server is draining");
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
-  server.process().Signal(SIGTERM);
-  CHECK(server.process().Wait(std::chrono::seconds(60)) == 1);
-  for (auto& call : calls) call.wait();
-}
-
 TEST_CASE("A server that finds its address taken leaves the other one's ready file alone") {
   const RunningServer server({Deepseek()});
-  CheckRefusedStart({"--model", Deepseek(), "--listen", server.tcp(), "--ready-file", ReadyFileOf(server)}, {server.tcp()});
-  CHECK(Exists(ReadyFileOf(server)));
+  CheckRefusedStart({"--model", Deepseek(), "--listen", server.tcp(), "--ready-file", server.ready_file()}, {server.tcp()});
+  CHECK(Exists(server.ready_file()));
 }
 
 TEST_CASE("Options of other versions are refused with exit code 2") {

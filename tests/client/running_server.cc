@@ -23,20 +23,35 @@ std::string ReadWhole(const std::string& path) {
 
 }  // namespace
 
+bool Exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+bool WaitFor(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+std::string RunningServer::ready_file() const { return folder_ + "/ready.json"; }
+
 RunningServer::RunningServer(const std::vector<std::string>& models, const std::vector<std::string>& more) {
   // A short path, since a UNIX socket's has to fit into 107 bytes.
   std::string pattern = "/tmp/moed-XXXXXX";
   REQUIRE(mkdtemp(pattern.data()) != nullptr);
   folder_ = pattern;
   unix_ = "unix:" + folder_ + "/moed.sock";
-  const std::string ready_file = folder_ + "/ready.json";
   std::vector<std::string> arguments = {kMoed,      "serve", "--listen",     "127.0.0.1:0",
-                                        "--listen", unix_,   "--ready-file", ready_file};
+                                        "--listen", unix_,   "--ready-file", ready_file()};
   for (const std::string& model : models) arguments.insert(arguments.end(), {"--model", model});
   arguments.insert(arguments.end(), more.begin(), more.end());
   process_ = Process::Start(arguments);
   REQUIRE(process_ != nullptr);
-  WaitUntilReady(ready_file);
+  WaitUntilReady();
 }
 
 RunningServer::~RunningServer() {
@@ -45,7 +60,7 @@ RunningServer::~RunningServer() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
-void RunningServer::WaitUntilReady(const std::string& ready_file) {
+void RunningServer::WaitUntilReady() {
   const auto end = std::chrono::steady_clock::now() + kReadyLimit;
   nlohmann::json ready;
   while (!ready.is_object()) {
@@ -53,7 +68,7 @@ void RunningServer::WaitUntilReady(const std::string& ready_file) {
       FAIL("moed did not become ready; stderr:\n" << process_->Stderr() << "\nstdout:\n" << process_->Stdout());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    ready = nlohmann::json::parse(ReadWhole(ready_file), nullptr, false);
+    ready = nlohmann::json::parse(ReadWhole(ready_file()), nullptr, false);
   }
   REQUIRE(ready.contains("addresses"));
   REQUIRE(ready["pid"] == process_->pid());

@@ -3,6 +3,7 @@
 #ifndef MOED_TESTS_CLIENT_RUNNING_SERVER_H_
 #define MOED_TESTS_CLIENT_RUNNING_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +17,11 @@ namespace moed::testing {
 inline constexpr char kMoed[] = "server/moed";
 inline constexpr char kMoectl[] = "client/moectl";
 
+// Whether there is something at `path`.
+bool Exists(const std::string& path);
+// Waits until `condition` holds; false when a minute passed first.
+bool WaitFor(const std::function<bool()>& condition);
+
 class RunningServer {
  public:
   // Serves `models` ("PATH" or "NAME=PATH") with `more` options. Fails the test when it does not become ready.
@@ -24,6 +30,7 @@ class RunningServer {
 
   const std::string& tcp() const { return tcp_; }           // 127.0.0.1:PORT
   const std::string& unix_socket() const { return unix_; }  // unix:PATH
+  std::string ready_file() const;                           // exists while the server is ready
   Process& process() { return *process_; }
 
   // Runs `moectl --server TCP arguments...` to its end.
@@ -32,7 +39,7 @@ class RunningServer {
   nlohmann::json MoectlJson(const std::vector<std::string>& arguments, int exit_code = 0) const;
 
  private:
-  void WaitUntilReady(const std::string& ready_file);
+  void WaitUntilReady();
 
   std::string folder_;
   std::string tcp_;
