@@ -39,11 +39,8 @@ class CpuBackend : public Backend {
     if (!missing.empty()) {
       verdict.reasons.push_back({"isa_missing", absl::StrCat("the processor lacks ", absl::StrJoin(missing, ", "))});
     }
-    if (variant_.every_scheme) {
-      CheckActivations(desc.scheme, &verdict.reasons);
-    } else {
-      HasPackedLayout(desc.scheme, &verdict.reasons);
-    }
+    CheckActivations(desc.scheme, &verdict.reasons);
+    if (!variant_.every_scheme) HasPackedLayout(desc.scheme, &verdict.reasons);
     if (verdict.ok()) CheckMemory(desc, device, &verdict);
     return verdict;
   }
@@ -104,9 +101,9 @@ IsaFlags Avx512Flags() {
 
 std::vector<const Backend*> CpuBackends() {
   static const CpuBackend* const avx512 = new CpuBackend(
-      {"cpu_avx512", "int4 and 16-bit weights, float32 FMA, 512-bit vectors", Avx512Flags(), Avx512Kernels, false});
+      {"cpu_avx512", "every scheme but act-order and FP6, float32 FMA, 512-bit vectors", Avx512Flags(), Avx512Kernels, false});
   static const CpuBackend* const avx2 = new CpuBackend(
-      {"cpu_avx2", "int4 and 16-bit weights, float32 FMA, 256-bit vectors", Avx2Flags(), Avx2Kernels, false});
+      {"cpu_avx2", "every scheme but act-order and FP6, float32 FMA, 256-bit vectors", Avx2Flags(), Avx2Kernels, false});
   static const CpuBackend* const generic =
       new CpuBackend({"cpu_generic", "every scheme, portable code for any processor", IsaFlags(), PortableKernels, true});
   return {avx512, avx2, generic};

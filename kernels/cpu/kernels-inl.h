@@ -18,15 +18,81 @@
 namespace moed::cpu {
 namespace {
 
-// ---- Decoders: one vector of output features of one block of 8 input features. Weight(i, scale) is the exact weight. ----
+// An E4M3 code whose exponent and significand are put into those of a half float is the value divided by 2^(15 - 7), subnormals
+// included: that is what S::LoadSmallE4m3 gives, and this is what it has to be multiplied with.
+constexpr float kSmallE4m3 = 256.0f;
+
+// ---- Scales of a group, for the output features [lane, lane + kLanes) of a panel. ----
+
+template <class S>
+MOED_INLINE typename S::F LoadScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+  typename S::F scale;
+  switch (format.scale) {
+    case ScaleType::kF16: scale = S::LoadF16(group + 2 * lane); break;
+    case ScaleType::kBf16: scale = S::LoadBf16(group + 2 * lane); break;
+    case ScaleType::kE4m3: scale = S::Mul(S::LoadSmallE4m3(group + lane), S::Set(kSmallE4m3)); break;
+    default: scale = S::LoadBytes(group + 4 * lane); break;
+  }
+  if (format.header_bytes == 0) return scale;
+  const typename S::F global = S::LoadBytes(panel + 4 * lane);
+  return format.divide_by_global ? S::Div(scale, global) : S::Mul(scale, global);
+}
+
+template <class S>
+MOED_INLINE typename S::F LoadZero(const PanelFormat& format, const uint8_t* group, int lane) {
+  return format.zero_bytes > 0 ? S::LoadU8(group + format.scale_bytes + lane) : S::Set(format.zero);
+}
+
+// ---- Decoders: one vector of output features of one block of 8 input features. Weight(i, scale) is the exact weight, where
+// `scale` is what MakeScale made of the block's group. ----
 
 template <class S>
 struct Int4Decoder {
   static constexpr bool kScaled = true;
   using Scale = typename S::NibbleScale;
   typename S::I words;
+  static MOED_INLINE Scale MakeScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+    return S::MakeNibbleScale(LoadScale<S>(format, panel, group, lane), LoadZero<S>(format, group, lane));
+  }
   MOED_INLINE void Load(const uint8_t* block, int lane) { words = S::LoadWords(block + 4 * lane); }
   MOED_INLINE typename S::F Weight(int i, const Scale& scale) const { return S::NibbleWeight(words, i, scale); }
+};
+
+template <class S>
+struct Fp4Decoder {
+  static constexpr bool kScaled = true;
+  using Scale = typename S::F;
+  typename S::I words;
+  static MOED_INLINE Scale MakeScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+    return LoadScale<S>(format, panel, group, lane);
+  }
+  MOED_INLINE void Load(const uint8_t* block, int lane) { words = S::LoadWords(block + 4 * lane); }
+  MOED_INLINE typename S::F Weight(int i, Scale scale) const { return S::Mul(S::NibbleE2m1(words, i), scale); }
+};
+
+template <class S>
+struct Int8Decoder {
+  static constexpr bool kScaled = true;
+  using Scale = typename S::CodeScale;
+  const uint8_t* at;
+  static MOED_INLINE Scale MakeScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+    return S::MakeCodeScale(LoadScale<S>(format, panel, group, lane), LoadZero<S>(format, group, lane));
+  }
+  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + lane; }
+  MOED_INLINE typename S::F Weight(int i, const Scale& scale) const { return S::CodeWeight(S::LoadU8(at + kPanelWidth * i), scale); }
+};
+
+// The factor between a code's value and what LoadSmallE4m3 gives is folded into the scale: a power of two, so nothing rounds.
+template <class S>
+struct Fp8Decoder {
+  static constexpr bool kScaled = true;
+  using Scale = typename S::F;
+  const uint8_t* at;
+  static MOED_INLINE Scale MakeScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+    return S::Mul(LoadScale<S>(format, panel, group, lane), S::Set(kSmallE4m3));
+  }
+  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + lane; }
+  MOED_INLINE typename S::F Weight(int i, Scale scale) const { return S::Mul(S::LoadSmallE4m3(at + kPanelWidth * i), scale); }
 };
 
 struct NoScale {};
@@ -47,13 +113,6 @@ struct PlainDecoder {
   }
 };
 
-template <class S>
-MOED_INLINE typename S::F LoadScale(ScaleType type, const uint8_t* scales, int lane) {
-  if (type == ScaleType::kF16) return S::LoadF16(scales + 2 * lane);
-  if (type == ScaleType::kBf16) return S::LoadBf16(scales + 2 * lane);
-  return S::LoadBytes(scales + 4 * lane);
-}
-
 // ---- Direct: kRows rows times kPanels adjacent panels, straight from the codes. ----
 
 template <class S, class D, int kRows, int kPanels>
@@ -64,17 +123,17 @@ void Direct(const PanelFormat& format, const uint8_t* weights, const float* cons
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kColumns; ++c) sum[r][c] = S::Zero();
   }
-  const uint8_t* at = weights;
+  const uint8_t* at = weights + format.header_bytes;
   for (int64_t k = 0; k < format.depth;) {
     const int64_t end = format.depth - k < format.group ? format.depth : k + format.group;
     typename D::Scale scale[kColumns];
     if constexpr (D::kScaled) {
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        scale[c] = S::MakeNibbleScale(
-            LoadScale<S>(format.scale, at + (c / kVectors) * format.panel_bytes, (c % kVectors) * S::kLanes));
+        const int64_t panel = (c / kVectors) * format.panel_bytes;
+        scale[c] = D::MakeScale(format, weights + panel, at + panel, (c % kVectors) * S::kLanes);
       }
-      at += format.scale_bytes;
+      at += format.scale_bytes + format.zero_bytes;
     }
     for (; k < end; k += kBlockDepth, at += format.block_bytes) {
       D codes[kColumns];
@@ -139,13 +198,14 @@ void Decode(const PanelFormat& format, const uint8_t* pair, int64_t first, int64
     for (int64_t k = first; k < first + depth; k += kBlockDepth) {
       const int64_t group = k / format.group;
       const uint8_t* scales = base + format.group_offset(group);
-      const uint8_t* block = scales + format.scale_bytes + (k - group * format.group) / kBlockDepth * format.block_bytes;
+      const uint8_t* block =
+          scales + format.scale_bytes + format.zero_bytes + (k - group * format.group) / kBlockDepth * format.block_bytes;
       float* out = decoded + (k - first) * kPairWidth + panel * kPanelWidth;
       for (int lane = 0; lane < kPanelWidth; lane += S::kLanes) {
         D codes;
         codes.Load(block, lane);
         typename D::Scale scale;
-        if constexpr (D::kScaled) scale = S::MakeNibbleScale(LoadScale<S>(format.scale, scales, lane));
+        if constexpr (D::kScaled) scale = D::MakeScale(format, base, scales, lane);
 #pragma GCC unroll 8
         for (int i = 0; i < kBlockDepth; ++i) S::Store(out + i * kPairWidth + lane, codes.Weight(i, scale));
       }
@@ -228,6 +288,9 @@ template <class S>
 void Multiply(const MultiplyArgs& args) {
   switch (args.format->element) {
     case ElementType::kInt4: return MultiplyWith<S, Int4Decoder<S>>(args);
+    case ElementType::kFp4E2m1: return MultiplyWith<S, Fp4Decoder<S>>(args);
+    case ElementType::kInt8: return MultiplyWith<S, Int8Decoder<S>>(args);
+    case ElementType::kFp8E4m3: return MultiplyWith<S, Fp8Decoder<S>>(args);
     case ElementType::kBf16: return MultiplyWith<S, PlainDecoder<S, ElementType::kBf16>>(args);
     case ElementType::kF16: return MultiplyWith<S, PlainDecoder<S, ElementType::kF16>>(args);
     default: return MultiplyWith<S, PlainDecoder<S, ElementType::kF32>>(args);

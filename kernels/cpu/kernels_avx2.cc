@@ -37,19 +37,40 @@ struct Avx2 {
 
   static MOED_INLINE I LoadWords(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const I*>(at)); }
   // A nibble is isolated where it lies, which gives code * 16^i (i < 4, after one shift for the upper four), so the scale is
-  // kept divided by 16^i: w = code * scale - 8 * scale in one fused operation, which rounds (code - 8) * scale once, as the
+  // kept divided by 16^i: w = code * scale - zero * scale in one fused operation, which rounds (code - zero) * scale once, as the
   // multiplication would (for scales above 2^-114, where dividing by 16^3 is exact).
   struct NibbleScale {
     F by_place[4];
     F minus_zero;
   };
-  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) {
-    return {{scale, Mul(scale, Set(0x1p-4f)), Mul(scale, Set(0x1p-8f)), Mul(scale, Set(0x1p-12f))}, Mul(scale, Set(-8.0f))};
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale, F zero) {
+    return {{scale, Mul(scale, Set(0x1p-4f)), Mul(scale, Set(0x1p-8f)), Mul(scale, Set(0x1p-12f))}, Sub(Zero(), Mul(scale, zero))};
   }
   static MOED_INLINE F NibbleWeight(I words, int i, const NibbleScale& scale) {
     const I half = i < 4 ? words : _mm256_srli_epi32(words, 16);
     const I code = _mm256_and_si256(half, _mm256_set1_epi32(0xF << (4 * (i % 4))));
     return Fma(_mm256_cvtepi32_ps(code), scale.by_place[i % 4], scale.minus_zero);
+  }
+  // The permute looks at the low three bits of each index: the magnitude; the sign is bit 3 of the nibble.
+  static MOED_INLINE F NibbleE2m1(I words, int i) {
+    const F magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    const F magnitude = _mm256_permutevar8x32_ps(magnitudes, _mm256_srli_epi32(words, 4 * i));
+    const I sign = _mm256_and_si256(_mm256_slli_epi32(words, 28 - 4 * i), _mm256_set1_epi32(static_cast<int>(0x80000000u)));
+    return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
+  }
+  // (code - zero) * scale, rounded once.
+  struct CodeScale {
+    F scale, minus_zero;
+  };
+  static MOED_INLINE CodeScale MakeCodeScale(F scale, F zero) { return {scale, Sub(Zero(), Mul(scale, zero))}; }
+  static MOED_INLINE F CodeWeight(F code, const CodeScale& scale) { return Fma(code, scale.scale, scale.minus_zero); }
+  static MOED_INLINE F LoadU8(const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+  }
+  // Sign extension puts the sign into bits 15 and 14 of the shifted code; bit 14 belongs to the exponent.
+  static MOED_INLINE F LoadSmallE4m3(const uint8_t* at) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xBFFF))));
   }
   static MOED_INLINE F LoadBf16(const uint8_t* at) {
     const I wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));

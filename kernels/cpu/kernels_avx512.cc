@@ -36,12 +36,30 @@ struct Avx512 {
   }
 
   static MOED_INLINE I LoadWords(const uint8_t* at) { return _mm512_loadu_si512(at); }
-  // The permute looks at the low four bits of each index only, so nibble i needs a shift and no mask.
-  using NibbleScale = F;
-  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) { return scale; }
-  static MOED_INLINE F NibbleWeight(I words, int i, F scale) {
-    const F values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    return Mul(_mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), values), scale);
+  // (code - zero) * scale, rounded once.
+  struct CodeScale {
+    F scale, minus_zero;
+  };
+  static MOED_INLINE CodeScale MakeCodeScale(F scale, F zero) { return {scale, Sub(Zero(), Mul(scale, zero))}; }
+  static MOED_INLINE F CodeWeight(F code, const CodeScale& scale) { return Fma(code, scale.scale, scale.minus_zero); }
+  // The permutes look at the low four bits of each index only, so nibble i needs a shift and no mask.
+  using NibbleScale = CodeScale;
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale, F zero) { return MakeCodeScale(scale, zero); }
+  static MOED_INLINE F NibbleWeight(I words, int i, const NibbleScale& scale) {
+    const F codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return CodeWeight(_mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), codes), scale);
+  }
+  static MOED_INLINE F NibbleE2m1(I words, int i) {
+    const F values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), values);
+  }
+  static MOED_INLINE F LoadU8(const uint8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+  }
+  // Sign extension puts the sign into bits 15 and 14 of the shifted code; bit 14 belongs to the exponent.
+  static MOED_INLINE F LoadSmallE4m3(const uint8_t* at) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xBFFF))));
   }
   static MOED_INLINE F LoadBf16(const uint8_t* at) {
     const I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));

@@ -62,10 +62,23 @@ struct Portable {
     std::memcpy(&words, at, sizeof(words));
     return words;
   }
-  using NibbleScale = F;
-  static MOED_INLINE NibbleScale MakeNibbleScale(F scale) { return scale; }
-  static MOED_INLINE F NibbleWeight(I words, int i, F scale) {
-    return __builtin_convertvector(((words >> (4 * i)) & 15) - 8, F) * scale;
+  // (code - zero) * scale.
+  struct CodeScale {
+    F scale, zero;
+  };
+  static MOED_INLINE CodeScale MakeCodeScale(F scale, F zero) { return {scale, zero}; }
+  static MOED_INLINE F CodeWeight(F code, const CodeScale& scale) { return (code - scale.zero) * scale.scale; }
+  using NibbleScale = CodeScale;
+  static MOED_INLINE NibbleScale MakeNibbleScale(F scale, F zero) { return {scale, zero}; }
+  static MOED_INLINE F NibbleWeight(I words, int i, const NibbleScale& scale) {
+    return CodeWeight(__builtin_convertvector((words >> (4 * i)) & 15, F), scale);
+  }
+  static MOED_INLINE F NibbleE2m1(I words, int i) {
+    return Map([&](int lane) { return E2m1ToFloat(static_cast<uint8_t>((words[lane] >> (4 * i)) & 15)); });
+  }
+  static MOED_INLINE F LoadU8(const uint8_t* at) { return Map([&](int i) { return static_cast<float>(at[i]); }); }
+  static MOED_INLINE F LoadSmallE4m3(const uint8_t* at) {
+    return Map([&](int i) { return F16ToFloat(static_cast<uint16_t>((at[i] & 0x80) << 8 | (at[i] & 0x7F) << 7)); });
   }
   static MOED_INLINE uint16_t Half(const uint8_t* at, int i) {
     uint16_t bits;

@@ -23,34 +23,21 @@ float* CopyBias(const std::vector<float>& bias, int64_t padded, float* out) {
   return out + padded;
 }
 
-// What one projection's scheme lacks for the packed layout, in words with the projection named.
-void CheckProjection(const char* projection, const LinearScheme& linear, std::vector<Reason>* why) {
-  const WeightScheme& weights = linear.weights;
+// What one projection's weights lack for the packed layout, in words with the projection named.
+void CheckProjection(const char* projection, const WeightScheme& weights, std::vector<Reason>* why) {
   const auto no = [&](const std::string& text) { why->push_back({"scheme_unsupported", absl::StrCat(projection, ": ", text)}); };
-  if (linear.input.mode != ActivationMode::kNone) {
-    no(absl::StrCat("quantized activations (", ElementName(linear.input.element), ") are not executed by this backend"));
-  }
-  if (IsUnquantized(weights.element)) return;
-  if (weights.element != ElementType::kInt4) {
-    no(absl::StrCat("weights are ", ElementName(weights.element), ", this backend has int4, bf16, f16 and f32"));
-    return;
-  }
-  if (weights.zero_points) no("int4 with zero points; this backend has symmetric int4 only");
+  if (ElementBits(weights.element) == 6) no(absl::StrCat("weights are ", ElementName(weights.element), ", 6-bit codes have no packed layout"));
   if (weights.act_order) no("act-order (scattered groups) is not executed by this backend");
-  if (weights.global_scale != GlobalScale::kNone) no("a second, global scale is not executed by this backend");
-  if (weights.scale != ScaleType::kF16 && weights.scale != ScaleType::kBf16 && weights.scale != ScaleType::kF32) {
-    no(absl::StrCat("scales are ", ScaleName(weights.scale), ", this backend has f16, bf16 and f32"));
-  }
 }
 
 }  // namespace
 
 bool HasPackedLayout(const QuantScheme& scheme, std::vector<Reason>* why) {
   std::vector<Reason> reasons;
-  CheckProjection("gate", scheme.gate, &reasons);
-  CheckProjection("up", scheme.up, &reasons);
-  CheckProjection("down", scheme.down, &reasons);
-  if (!(scheme.gate == scheme.up)) {
+  CheckProjection("gate", scheme.gate.weights, &reasons);
+  CheckProjection("up", scheme.up.weights, &reasons);
+  CheckProjection("down", scheme.down.weights, &reasons);
+  if (!(scheme.gate.weights == scheme.up.weights)) {
     reasons.push_back({"scheme_unsupported", absl::StrCat("gate (", Describe(scheme.gate.weights), ") and up (",
                                                           Describe(scheme.up.weights), ") differ")});
   }
@@ -71,7 +58,7 @@ size_t PackedLayer::BytesOf(const MoeDesc& desc) {
   return static_cast<size_t>(ExpertBytes(ShapeOf(desc))) * static_cast<size_t>(desc.num_experts);
 }
 
-PackedLayer::PackedLayer(const MoeDesc& desc) : LayerStore(ShapeOf(desc)) {
+PackedLayer::PackedLayer(const MoeDesc& desc) : LayerStore(ShapeOf(desc)), input_scales_(desc.num_experts) {
   gate_up_bytes_ = shape_.gate_up_pairs * 2 * shape_.gate_up.format.panel_bytes;
   down_bytes_ = shape_.down_pairs * 2 * shape_.down.format.panel_bytes;
   expert_bytes_ = ExpertBytes(shape_);
@@ -93,6 +80,7 @@ absl::StatusOr<std::unique_ptr<LayerStore>> PackedLayer::Make(const MoeDesc& des
 absl::Status PackedLayer::PackExpert(const MoeDesc& desc, int expert, const ExpertWeights& weights) {
   absl::Status status = CheckExpert(desc, expert, weights);
   if (!status.ok()) return status;
+  input_scales_[expert] = {weights.gate.input_scale, weights.up.input_scale, weights.down.input_scale};
   uint8_t* const begin = buffer_.data() + expert * expert_bytes_;
   uint8_t* out = begin;
   for (int64_t pair = 0; pair < shape_.gate_up_pairs; ++pair) {

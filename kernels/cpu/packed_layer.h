@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,8 +16,8 @@
 
 namespace moed::cpu {
 
-// Whether every projection of `scheme` has a packed layout: unquantized or symmetric int4 without act-order and global scale,
-// f16, bf16 or f32 scales, gate and up alike, activations not quantized. When not, `why` (may be null) gets each reason.
+// Whether every projection of `scheme` has a packed layout: every element but FP6, no act-order, gate's and up's weights alike.
+// When not, `why` (may be null) gets each reason.
 bool HasPackedLayout(const QuantScheme& scheme, std::vector<Reason>* why);
 
 class PackedLayer : public LayerStore {
@@ -39,6 +40,7 @@ class PackedLayer : public LayerStore {
   }
   const float* up_bias(int expert) const override { return gate_bias(expert) + shape_.intermediate_stride(); }
   const float* down_bias(int expert) const override { return up_bias(expert) + shape_.intermediate_stride(); }
+  InputScales input_scales(int expert) const override { return input_scales_[expert]; }
 
  private:
   explicit PackedLayer(const MoeDesc& desc);
@@ -48,6 +50,7 @@ class PackedLayer : public LayerStore {
   int64_t gate_up_bytes_ = 0;  // of all pairs of one expert
   int64_t down_bytes_ = 0;
   int64_t expert_bytes_ = 0;
+  std::vector<InputScales> input_scales_;  // of each expert
   AlignedBuffer buffer_;
 };
 

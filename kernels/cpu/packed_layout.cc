@@ -30,9 +30,9 @@ int64_t SourceOf(const PackedLayout& layout, int64_t features, int64_t at) {
 // Four 32-bit words in a register of the baseline.
 typedef uint32_t Words4 __attribute__((vector_size(16)));
 
-constexpr uint32_t kZeroCodes = 0x88888888u;  // eight codes of the value 0
+constexpr uint32_t kPaddedCodes = 0x88888888u;  // finite whatever the element: 0 for int4, -0 for fp4
 
-// The codes of 8 packed positions of one output feature; padding gets the zero point.
+// The 4-bit codes of 8 packed positions of one output feature.
 uint32_t GatherNibbles(const PackedLayout& layout, const LinearWeights& weights, const uint8_t* codes, int64_t first) {
   uint32_t word = 0;
   for (int i = 0; i < kBlockDepth; ++i) {
@@ -60,10 +60,10 @@ struct PanelRows {
 
 // A canonical row holds 8 consecutive codes as the very word of the layout, so where positions are features in order a block
 // is 16 words gathered from 16 rows; the last block of a row and padded orders go code by code.
-void PackInt4Block(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t first, uint8_t* out) {
+void PackNibbleBlock(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t first, uint8_t* out) {
   const bool whole = layout.source.empty() && first + kBlockDepth <= weights.cols;
   for (int lane = 0; lane < kPanelWidth; ++lane) {
-    uint32_t word = kZeroCodes;
+    uint32_t word = kPaddedCodes;
     if (rows.row[lane] != nullptr) {
       if (whole) {
         std::memcpy(&word, rows.row[lane] + first / 2, 4);
@@ -94,67 +94,82 @@ void TransposeWords(const PanelRows& rows, int64_t offset, int64_t columns, uint
   }
 }
 
-void PackPlainBlock(const LinearWeights& weights, int bytes, int64_t first_row, int64_t first, uint8_t* out) {
-  std::memset(out, 0, static_cast<size_t>(kBlockDepth) * kPanelWidth * bytes);
-  const int64_t depth = std::min<int64_t>(kBlockDepth, weights.cols - first);
-  for (int lane = 0; lane < kPanelWidth && first_row + lane < weights.rows; ++lane) {
-    const uint8_t* row = weights.codes.data() + (first_row + lane) * weights.row_bytes() + first * bytes;
-    for (int64_t i = 0; i < depth; ++i) std::memcpy(out + (i * kPanelWidth + lane) * bytes, row + i * bytes, bytes);
-  }
-}
-
-// Transposes `columns` consecutive 16-bit elements (a multiple of 8) of each row: pairs of elements move as words first, then
-// the halves of each word part.
-void TransposeHalves(const PanelRows& rows, int64_t offset, int64_t columns, uint8_t* out) {
-  for (int64_t column = 0; column < columns; column += kBlockDepth) {
-    uint8_t pairs[4 * kPanelWidth * 4];
-    TransposeWords(rows, offset + 2 * column, 4, pairs);
-    for (int line = 0; line < 4; ++line) {
-      uint16_t even[kPanelWidth], odd[kPanelWidth];
-      uint32_t words[kPanelWidth];
-      std::memcpy(words, pairs + line * sizeof(words), sizeof(words));
-      for (int lane = 0; lane < kPanelWidth; ++lane) even[lane] = static_cast<uint16_t>(words[lane]);
-      for (int lane = 0; lane < kPanelWidth; ++lane) odd[lane] = static_cast<uint16_t>(words[lane] >> 16);
-      uint8_t* to = out + (column + 2 * line) * kPanelWidth * 2;
-      std::memcpy(to, even, sizeof(even));
-      std::memcpy(to + sizeof(even), odd, sizeof(odd));
+// Whole elements of 1, 2 or 4 bytes: one block, element by element.
+void PackElementBlock(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t first, uint8_t* out) {
+  const int64_t bytes = layout.format.block_bytes / (kBlockDepth * kPanelWidth);
+  std::memset(out, weights.scheme.element == ElementType::kInt8 ? 0x80 : 0, static_cast<size_t>(layout.format.block_bytes));
+  for (int64_t i = 0; i < kBlockDepth; ++i) {
+    const int64_t k = SourceOf(layout, weights.cols, first + i);
+    for (int lane = 0; k >= 0 && lane < kPanelWidth; ++lane) {
+      if (rows.row[lane] != nullptr) std::memcpy(out + (i * kPanelWidth + lane) * bytes, rows.row[lane] + k * bytes, bytes);
     }
   }
 }
 
-// Positions [at, end) of unquantized elements: whole blocks as a transpose, the last one element by element.
-void PackPlainGroup(const LinearWeights& weights, const PanelRows& rows, int64_t first_row, int64_t at, int64_t end, uint8_t* out) {
-  const int bytes = ElementBits(weights.scheme.element) / 8;
-  const int64_t whole = rows.full ? (std::min(end, weights.cols) - at) / kBlockDepth * kBlockDepth : 0;
-  if (bytes == 4) {
-    TransposeWords(rows, at * 4, whole, out);
-  } else {
-    TransposeHalves(rows, at * 2, whole, out);
-  }
-  for (int64_t first = at + whole; first < end; first += kBlockDepth) {
-    PackPlainBlock(weights, bytes, first_row, first, out + (first - at) * kPanelWidth * bytes);
+// Transposes `columns` consecutive elements of each row (16 bytes of a row or a multiple): words first, then the parts of each
+// word.
+template <typename Element>
+void TransposeElements(const PanelRows& rows, int64_t first, int64_t columns, uint8_t* out) {
+  constexpr int kParts = 4 / sizeof(Element);
+  for (int64_t column = 0; column < columns; column += 4 * kParts) {
+    uint32_t words[4][kPanelWidth];
+    TransposeWords(rows, (first + column) * static_cast<int64_t>(sizeof(Element)), 4, reinterpret_cast<uint8_t*>(words));
+    for (int word = 0; word < 4; ++word) {
+      for (int part = 0; part < kParts; ++part) {
+        Element line[kPanelWidth];
+        for (int lane = 0; lane < kPanelWidth; ++lane) {
+          line[lane] = static_cast<Element>(words[word][lane] >> (8 * part * static_cast<int>(sizeof(Element))));
+        }
+        std::memcpy(out + (column + word * kParts + part) * static_cast<int64_t>(sizeof(line)), line, sizeof(line));
+      }
+    }
   }
 }
 
-// Scales of one group, elements of type Word.
+// Positions [at, end) of one group of whole elements: a transpose as far as it goes.
+template <typename Element>
+void PackElementGroup(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end,
+                      uint8_t* out) {
+  constexpr int64_t kStep = 16 / sizeof(Element) < kBlockDepth ? kBlockDepth : 16 / sizeof(Element);
+  const bool plain = rows.full && layout.source.empty();
+  const int64_t whole = plain ? (std::min(end, weights.cols) - at) / kStep * kStep : 0;
+  TransposeElements<Element>(rows, at, whole, out);
+  for (int64_t first = at + whole; first < end; first += kBlockDepth) {
+    PackElementBlock(layout, weights, rows, first, out + (first - at) / kBlockDepth * layout.format.block_bytes);
+  }
+}
+
+// One number of each row for a group, from `values` [scale rows, groups]: scales or zero points, elements of type Word.
 template <typename Word>
-void PackScalesOf(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
+void PackGroupOf(const LinearWeights& weights, const std::vector<uint8_t>& values, int64_t first_row, int64_t group, uint8_t* out) {
   const GroupShape& shape = weights.scheme.group;
   const int64_t groups = GroupCount(weights.cols, shape.cols);
   const int64_t rows = std::clamp<int64_t>(weights.rows - first_row, 0, kPanelWidth);
   Word line[kPanelWidth] = {};
   for (int64_t lane = 0; lane < rows; ++lane) {
     const int64_t row = first_row + lane, scale_row = shape.rows == 1 ? row : shape.rows == 0 ? 0 : row / shape.rows;
-    std::memcpy(&line[lane], weights.scales.data() + (scale_row * groups + group) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    std::memcpy(&line[lane], values.data() + (scale_row * groups + group) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
   }
   std::memcpy(out, line, sizeof(line));
 }
 
+// E8M0 scales become bf16: the exponent moves up, and the subnormal 2^-127 has a bf16 of its own.
+void PackE8m0Scales(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
+  uint8_t exponents[kPanelWidth];
+  PackGroupOf<uint8_t>(weights, weights.scales, first_row, group, exponents);
+  for (int lane = 0; lane < kPanelWidth; ++lane) {
+    const bool padding = first_row + lane >= weights.rows;
+    const uint16_t bits = padding ? 0 : exponents[lane] == 0 ? 0x0040 : static_cast<uint16_t>(exponents[lane] << 7);
+    std::memcpy(out + 2 * lane, &bits, 2);
+  }
+}
+
 void PackScales(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
+  if (weights.scheme.scale == ScaleType::kE8m0) return PackE8m0Scales(weights, first_row, group, out);
   switch (ScaleBytes(weights.scheme.scale)) {
-    case 1: return PackScalesOf<uint8_t>(weights, first_row, group, out);
-    case 2: return PackScalesOf<uint16_t>(weights, first_row, group, out);
-    case 4: return PackScalesOf<uint32_t>(weights, first_row, group, out);
+    case 1: return PackGroupOf<uint8_t>(weights, weights.scales, first_row, group, out);
+    case 2: return PackGroupOf<uint16_t>(weights, weights.scales, first_row, group, out);
+    case 4: return PackGroupOf<uint32_t>(weights, weights.scales, first_row, group, out);
     default: return;
   }
 }
@@ -169,8 +184,12 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
   format.depth = RoundUp(features, kBlockDepth);
   format.group = format.depth;
   if (!IsUnquantized(scheme.element)) {
-    format.scale = scheme.scale;
-    format.scale_bytes = static_cast<int64_t>(kPanelWidth) * ScaleBytes(scheme.scale);
+    format.scale = scheme.scale == ScaleType::kE8m0 ? ScaleType::kBf16 : scheme.scale;
+    format.scale_bytes = static_cast<int64_t>(kPanelWidth) * ScaleBytes(format.scale);
+    format.zero_bytes = scheme.zero_points ? kPanelWidth : 0;
+    format.zero = IsInteger(scheme.element) ? static_cast<float>(1 << (ElementBits(scheme.element) - 1)) : 0.0f;
+    format.divide_by_global = scheme.global_scale == GlobalScale::kDivisor;
+    if (scheme.global_scale != GlobalScale::kNone) format.header_bytes = kPanelWidth * static_cast<int64_t>(sizeof(float));
     const int64_t group = scheme.group.cols;
     if (group > 0 && group < features) {
       format.group = RoundUp(group, kBlockDepth);
@@ -181,7 +200,8 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
     }
   }
   const int64_t groups = (format.depth + format.group - 1) / std::max<int64_t>(format.group, 1);
-  format.panel_bytes = groups * format.scale_bytes + format.depth / kBlockDepth * format.block_bytes;
+  format.panel_bytes = format.header_bytes + groups * (format.scale_bytes + format.zero_bytes) +
+                       format.depth / kBlockDepth * format.block_bytes;
   return layout;
 }
 
@@ -189,19 +209,19 @@ namespace {
 
 // Blocks from position `at` on, up to `limit`, that are nothing but a transpose of words: features in order, every row there,
 // no end of a row inside.
-int64_t PlainInt4Blocks(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t limit) {
+int64_t PlainNibbleBlocks(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t limit) {
   if (!rows.full || !layout.source.empty()) return 0;
   return (std::min(limit, weights.cols) - at) / kBlockDepth / 4 * 4;
 }
 
 // Positions [at, end) of one group of codes.
-void PackInt4Group(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end,
+void PackNibbleGroup(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end,
                    uint8_t* out) {
-  const int64_t blocks = std::max<int64_t>(PlainInt4Blocks(layout, weights, rows, at, end), 0);
+  const int64_t blocks = std::max<int64_t>(PlainNibbleBlocks(layout, weights, rows, at, end), 0);
   TransposeWords(rows, at / 2, blocks, out);
   at += blocks * kBlockDepth;
   out += blocks * layout.format.block_bytes;
-  for (; at < end; at += kBlockDepth, out += layout.format.block_bytes) PackInt4Block(layout, weights, rows, at, out);
+  for (; at < end; at += kBlockDepth, out += layout.format.block_bytes) PackNibbleBlock(layout, weights, rows, at, out);
 }
 
 }  // namespace
@@ -210,14 +230,19 @@ void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t
   const PanelFormat& format = layout.format;
   const int64_t first_row = panel * kPanelWidth;
   const PanelRows rows(weights, first_row);
+  for (int64_t lane = 0; lane < format.header_bytes / 4; ++lane) std::memcpy(out + 4 * lane, &weights.global_scale, 4);
+  out += format.header_bytes;
   for (int64_t at = 0; at < format.depth; at += format.group) {
     if (format.scale_bytes > 0) PackScales(weights, first_row, at / format.group, out);
     out += format.scale_bytes;
+    if (format.zero_bytes > 0) PackGroupOf<uint8_t>(weights, weights.zero_points, first_row, at / format.group, out);
+    out += format.zero_bytes;
     const int64_t end = std::min(at + format.group, format.depth);
-    if (format.element == ElementType::kInt4) {
-      PackInt4Group(layout, weights, rows, at, end, out);
-    } else {
-      PackPlainGroup(weights, rows, first_row, at, end, out);
+    switch (ElementBits(format.element)) {
+      case 4: PackNibbleGroup(layout, weights, rows, at, end, out); break;
+      case 8: PackElementGroup<uint8_t>(layout, weights, rows, at, end, out); break;
+      case 16: PackElementGroup<uint16_t>(layout, weights, rows, at, end, out); break;
+      default: PackElementGroup<uint32_t>(layout, weights, rows, at, end, out); break;
     }
     out += (end - at) / kBlockDepth * format.block_bytes;
   }

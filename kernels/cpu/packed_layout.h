@@ -3,18 +3,20 @@
 // A projection [N, K] is cut into panels of 16 output features (the last is padded), panels into groups of input features
 // that share a scale, groups into blocks of 8 input features:
 //
-//   panel  = group 0 | group 1 | ...
-//   group  = 16 scales (in their own type) | block | block | ...      unquantized: no scales, one group
+//   panel  = 16 global scales (float32; only with a global scale) | group 0 | group 1 | ...
+//   group  = 16 scales | 16 zero points (one byte each; only with zero points) | block | block | ...
+//            unquantized: blocks alone, one group
 //   block  = 8 input features x 16 output features
-//     int4       16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold the code of
-//                input feature i (0..15, zero point 8)
+//     int4, fp4  16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold the code of input feature i
+//     int8, fp8  8 rows of 16 codes, one row per input feature
 //     16-bit     8 rows of 16 elements, one row per input feature; f32 likewise
 //
+// Scales keep their own type but for E8M0, which is held as bf16 (the same powers of two).
 // One output feature lives in one SIMD lane, so every output is a chain of fused multiply-adds in ascending input feature,
 // whatever the number of rows: that is what makes a row's result independent of its company.
 // Two panels form a pair and are stored one after the other: gate p with up p, or down 2p with down 2p + 1.
-// Padding: input features up to a multiple of 8 in each group, output features up to 16 (down: 32); padded codes are the
-// zero point (or 0.0) and padded scales are 0, so padding contributes exactly 0 to every sum of finite inputs.
+// Padding: input features up to a multiple of 8 in each group, where x is 0 and codes are finite, and output features up to 16
+// (down: 32), whose scales are 0: padding contributes exactly 0 to every sum of finite inputs.
 #ifndef MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 
@@ -36,15 +38,20 @@ inline constexpr int kBlockDepth = 8;   // input features of a block: 8 nibbles 
 // Shape of one panel; a plain value that the instruction-set files understand.
 struct PanelFormat {
   ElementType element = ElementType::kBf16;
-  ScaleType scale = ScaleType::kNone;
-  int64_t depth = 0;        // packed input features: a multiple of 8
-  int64_t group = 0;        // packed input features of a full group: a multiple of 8; the last group may be shorter
-  int64_t scale_bytes = 0;  // of the 16 scales of a group
+  ScaleType scale = ScaleType::kNone;  // as packed: f32, f16, bf16 or E4M3
+  bool divide_by_global = false;  // scale / global, else scale * global; with header_bytes only
+  float zero = 0.0f;         // of integers without zero points of their own: 2^(b-1)
+  int64_t depth = 0;         // packed input features: a multiple of 8
+  int64_t group = 0;         // packed input features of a full group: a multiple of 8; the last group may be shorter
+  int64_t header_bytes = 0;  // of the global scales
+  int64_t scale_bytes = 0;   // of the 16 scales of a group
+  int64_t zero_bytes = 0;    // of the 16 zero points of a group
   int64_t block_bytes = 0;
   int64_t panel_bytes = 0;
 
+  int64_t group_bytes() const { return scale_bytes + zero_bytes + group / kBlockDepth * block_bytes; }
   // Offset of group `index` from the start of a panel.
-  int64_t group_offset(int64_t index) const { return index * (scale_bytes + group / kBlockDepth * block_bytes); }
+  int64_t group_offset(int64_t index) const { return header_bytes + index * group_bytes(); }
 };
 
 // How a projection [N, K] of a scheme is packed.
@@ -54,7 +61,7 @@ struct PackedLayout {
   std::vector<int32_t> source;
 };
 
-// The layout for K = `features` inputs. Element must be int4 (symmetric) or unquantized.
+// The layout for K = `features` inputs. Every element but FP6, no act-order.
 PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features);
 
 // Packs output features [16 * panel, 16 * panel + 16) of `weights` into `out` (format.panel_bytes, every byte written).
