@@ -42,7 +42,7 @@ TEST_CASE("GPTQ word 0x87654321 with zero 8 and scale 0.5 is -3.5 to 0") {
   CHECK(Row(Weights(1, 8, codes, 0.5f), 0) == std::vector<float>{-3.5f, -3.0f, -2.5f, -2.0f, -1.5f, -1.0f, -0.5f, 0.0f});
 }
 
-TEST_CASE("GPTQ words run along K, one column of words per output feature") {
+TEST_CASE("B17: GPTQ words run along K, 0x76543210 being rows 0 to 7, one column of words per output feature") {
   // K = 16, N = 3: word (r, n) holds k = 8r .. 8r + 7 of feature n
   std::vector<uint8_t> codes;
   UnpackAlongK(Words({0x11111111u, 0x22222222u, 0x33333333u, 0x44444444u, 0x55555555u, 0x76543210u}), 3, 16, 4, &codes);

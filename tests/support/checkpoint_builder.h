@@ -111,7 +111,7 @@ enum class ExpertNames : uint8_t {
 enum class GroupIndex : uint8_t {
   kTrivial,   // g_idx[k] = k / g
   kNone,      // no g_idx tensor
-  kShuffled,  // act-order: g_idx[k] = ((37 k) mod K) / g; every group keeps its number of columns when K is a power of two
+  kShuffled,  // act-order: g_idx[k] = ((s k) mod K) / g; every group keeps its number of columns when K is a power of two
 };
 
 // How the matrices of experts are stored.
@@ -124,6 +124,8 @@ struct ExpertSpec {
   int scale_divisor = 0;
   bool vary_groups = false;  // the scale of group j is stored times 2^-(j mod 4), so that no two neighbours agree
   GroupIndex group_index = GroupIndex::kTrivial;  // kGptq only
+  int shuffle = 37;          // the odd number s of kShuffled
+  bool bf16_scales = false;  // kGptq: scales are BF16 and not F16
   bool gptq_v2 = false;      // zero points stored as they are (0x88888888) and not minus one (0x77777777)
   // Integers with zero points that run through all values, 0 included; kAwq always, kGptq and kPacked too when set.
   bool asymmetric = false;
@@ -183,6 +185,7 @@ struct ModelSpec {
   int num_experts = 4;
   int top_k = 2;
   ExpertSpec experts;
+  std::vector<ExpertSpec> layer_experts;  // one for each layer, where they differ; empty: `experts`
   WeightFn weights;               // empty: RcWeights; layer l uses expert number l * num_experts + e
   bool mlp_names = false;         // mixtral: kMlp and mlp.gate, as GPTQModel writes
   bool biases = true;             // gpt_oss: biases R(500 + ...), else zeros

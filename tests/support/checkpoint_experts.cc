@@ -25,12 +25,12 @@ std::vector<int32_t> GroupOfColumns(int64_t cols, const ExpertSpec& spec) {
   const int64_t group = spec.group > 0 ? spec.group : std::max<int64_t>(cols, 1);
   const bool shuffled = spec.format == ExpertFormat::kGptq && spec.group_index == GroupIndex::kShuffled;
   std::vector<int32_t> groups(static_cast<size_t>(cols));
-  for (int64_t k = 0; k < cols; ++k) groups[k] = static_cast<int32_t>((shuffled ? (37 * k) % cols : k) / group);
+  for (int64_t k = 0; k < cols; ++k) groups[k] = static_cast<int32_t>((shuffled ? (spec.shuffle * k) % cols : k) / group);
   return groups;
 }
 
 float RoundScale(float scale, const ExpertSpec& spec) {
-  return spec.format == ExpertFormat::kGptq ? F16ToFloat(FloatToF16(scale)) : Bf16ToFloat(FloatToBf16(scale));
+  return spec.format == ExpertFormat::kGptq && !spec.bf16_scales ? F16ToFloat(FloatToF16(scale)) : Bf16ToFloat(FloatToBf16(scale));
 }
 
 QuantizedMatrix Quantize(int64_t rows, int64_t cols, const ExpertSpec& spec, const std::function<float(int64_t)>& weight) {
@@ -96,7 +96,8 @@ void AddGptq(CheckpointBuilder* builder, const std::string& prefix, int64_t rows
   const std::vector<int32_t> signed_words(words.begin(), words.end());
   builder->AddInt32(absl::StrCat(prefix, ".qweight"), {cols / per_word, rows}, signed_words);
   builder->AddInt32(absl::StrCat(prefix, ".qzeros"), {matrix.groups, rows / per_word}, zeros);
-  builder->AddFloats(absl::StrCat(prefix, ".scales"), StDtype::kF16, {matrix.groups, rows}, scales);
+  builder->AddFloats(absl::StrCat(prefix, ".scales"), spec.bf16_scales ? StDtype::kBf16 : StDtype::kF16, {matrix.groups, rows},
+                     scales);
   if (spec.group_index != GroupIndex::kNone) builder->AddInt32(absl::StrCat(prefix, ".g_idx"), {cols}, matrix.group_of);
 }
 

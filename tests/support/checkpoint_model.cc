@@ -166,8 +166,10 @@ LayerReference AddLayer(const ModelSpec& spec, int layer, CheckpointBuilder* bui
           R(500u + static_cast<uint32_t>(3 * (first + expert) + projection), static_cast<uint64_t>(i)));
     };
   }
+  const size_t index = static_cast<size_t>(layer - FirstMoeLayer(spec));
+  const ExpertSpec& experts = spec.layer_experts.empty() ? spec.experts : spec.layer_experts.at(index);
   reference.experts = AddExperts(
-      builder, prefix, NamesOf(spec), spec.num_experts, spec.hidden, spec.intermediate, spec.experts,
+      builder, prefix, NamesOf(spec), spec.num_experts, spec.hidden, spec.intermediate, experts,
       [&](int expert, int projection, int64_t i) { return weights(first + expert, projection, i); }, biases);
   if (!spec.keep_reference) reference.experts.clear();
 
