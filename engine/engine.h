@@ -106,6 +106,7 @@ struct ModelStatus {
   int64_t hidden = 0;
   int num_experts = 0;
   int top_k = 0;
+  std::vector<std::string> notes;  // what of the checkpoint is not read: stray files, tensors of other parts of the model
   std::vector<LayerStatus> layers;
 };
 

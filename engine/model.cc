@@ -1,6 +1,7 @@
 #include "engine/model.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,24 @@ absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, Text(status)));
 }
 
+// The checkpoint's own warnings, and one line for the tensors that no layer uses.
+std::vector<std::string> NotRead(const Checkpoint& checkpoint, std::span<const LayerPlan> plans) {
+  std::vector<std::string> notes = checkpoint.warnings();
+  std::unordered_set<const TensorInfo*> used;
+  for (const LayerPlan& plan : plans) used.insert(plan.used.begin(), plan.used.end());
+  size_t count = 0;
+  std::string first;
+  for (const auto& [name, tensor] : checkpoint.tensors()) {
+    if (used.contains(tensor.info)) continue;
+    if (count++ == 0 || name < first) first = name;
+  }
+  if (count > 0) {
+    notes.push_back(absl::StrCat(checkpoint.path(), ": ", count, " tensors belong to no MoE layer and are not read, ", first,
+                                 " among them"));
+  }
+  return notes;
+}
+
 LayerPart RoutedPart(LoadedLayer& layer) {
   return {"", &layer.plan.routed, layer.plan.experts.get(), &layer.choice, &layer.routed};
 }
@@ -52,6 +71,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
 
   absl::StatusOr<std::vector<LayerPlan>> plans = PlanModel(model->config_, *model->checkpoint_);
   if (!plans.ok()) return plans.status();
+  model->notes_ = NotRead(*model->checkpoint_, *plans);
   for (LayerPlan& plan : *plans) {
     model->layers_.push_back(std::make_unique<LoadedLayer>());
     model->layers_.back()->plan = std::move(plan);
@@ -242,6 +262,7 @@ ModelStatus Model::Status() const {
   status.num_experts = config_.num_experts;
   status.top_k = config_.top_k;
   status.generation = generation_;
+  status.notes = notes_;
   std::lock_guard<std::mutex> lock(mutex_);
   status.state = state_;
   status.error = error_;

@@ -88,6 +88,7 @@ class Model {
   ModelConfig config_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
+  std::vector<std::string> notes_;
   uint64_t generation_ = 1;
 
   mutable std::mutex mutex_;  // guards what follows

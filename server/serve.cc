@@ -96,10 +96,17 @@ void StartSignalThread(const std::shared_ptr<Events>& events) {
   }).detach();
 }
 
+void LogNotes(const Engine& engine, const std::string& name) {
+  const absl::StatusOr<ModelStatus> model = engine.FindModel(name);
+  if (!model.ok()) return;
+  for (const std::string& note : model->notes) spdlog::info("model '{}': {}", name, note);
+}
+
 // Loads one model after the other; the engine checks each layer as it is loaded.
 absl::Status LoadModels(const ServeOptions& options, Engine* engine) {
   for (const ModelOption& model : options.models) {
     spdlog::info("model '{}': loading {}", model.name, model.path);
+    LogNotes(*engine, model.name);
     LoadLog log(model.name, TerminalForBar());
     absl::Status status = engine->Load(model.name, [&log](const LoadProgress& progress) { log.LayerLoaded(progress); });
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("model '", model.name, "': ", status.message()));
