@@ -121,6 +121,28 @@ TEST_CASE("B12: K = 1344 and 2048 in groups of 32 and 64 is within the bound") {
   }
 }
 
+TEST_CASE("B12: codes of a width that is not served, and groups that the file does not have, are refused with the numbers") {
+  const CaseScheme scheme = Gptq(4, 32);
+  const auto refusal = [&](const std::string& quantization) {
+    const CaseModel model(SpecOf(scheme, 2, 2, 512, 256), scheme, [&](CheckpointBuilder& builder) {
+      PatchConfig(&builder, R"({"quantization_config": )" + quantization + "}");
+    });
+    const LoadResult result = TryLoad(model.path());
+    INFO(quantization << ": " << result.status.ToString());
+    REQUIRE_FALSE(result.status.ok());
+    CHECK(result.models.empty());
+    return result.status;
+  };
+  for (const char* bits : {"2", "3", "16"}) {
+    CHECK(Mentions(refusal(std::string(R"({"bits": )") + bits + "}"), std::string("bits: ") + bits));
+  }
+  // The scales of 512 columns in groups of 32 are 16 rows.
+  CHECK(Mentions(refusal(R"({"group_size": 64})"), "[16, 256], want [8, 256]"));
+  CHECK(Mentions(refusal(R"({"group_size": 16})"), "[16, 256], want [32, 256]"));
+  CHECK(Mentions(refusal(R"({"group_size": 0})"), "group_size"));
+  CHECK(Mentions(refusal(R"({"bits": 8})"), "[64, 256], want [128, 256]"));
+}
+
 TEST_CASE("B12: the scales of one group are not those of its neighbour: a reference that swaps two of them fails") {
   const CaseScheme scheme = Gptq(4, 32);
   const CaseModel model(SpecOf(scheme, 2, 2, 512, 256), scheme);

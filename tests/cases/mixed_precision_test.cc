@@ -118,4 +118,51 @@ TEST_CASE("B33: the router is read as it is stored, though no list frees it, and
   }
 }
 
+namespace {
+
+// Twelve small layers, of which the description frees layer 1 only.
+struct OtherTool {
+  std::string scheme;  // of CaseSchemes, for the experts
+  std::string quantization;
+};
+
+const std::vector<OtherTool> kOtherTools = {
+    {"nvfp4", R"({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": ["lm_head", "model.layers.1.*",
+        "model.layers.0.mlp.experts.1", "model.layers.0.mlp.experts"]})"},
+    {"fp8 block", R"({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
+        "modules_to_not_convert": ["lm_head", "model.layers.1", "gate"]})"},
+    {"int4 zero points", R"({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": true, "version": "gemm",
+        "modules_to_not_convert": ["model.layers.1."]})"},
+    {"int4 act-order", R"({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "desc_act": true,
+        "checkpoint_format": "gptq", "dynamic": {"-:.*layers\\.1\\..*": {}}})"},
+    {"fp8", R"({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:.*\\.1\\.mlp.*", "layers.10"],
+        "config_groups": {"group_0": {"targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true, "dynamic": false},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": true, "dynamic": true}}}})"},
+};
+
+}  // namespace
+
+TEST_CASE("B33: the lists of other tools free layer 1, neither 10 nor 11, and no expert by its container's name") {
+  for (const OtherTool& tool : kOtherTools) {
+    const CaseScheme& scheme = CaseSchemeNamed(tool.scheme);
+    ModelSpec spec = SpecOf(scheme, kExperts, 2, 128, 64);
+    spec.num_layers = 12;
+    spec.quantization = tool.quantization;
+    spec.layer_experts.assign(12, spec.experts);
+    spec.layer_experts[1] = ExpertSpec{};
+    const CaseModel model(spec, scheme);
+    CaseEngine engine(model, "cpu_generic");
+    const std::vector<LayerStatus> layers = engine.engine().Status()[0].layers;
+    CaseInput input = RoutedInput(kExperts, 128, kExperts, 2);
+    for (int32_t row = 0; row < kExperts; ++row) input.ids[static_cast<size_t>(2 * row)] = row;
+    for (int layer : {0, 1, 2, 10, 11}) {
+      INFO(tool.scheme << ", layer " << layer << ": " << layers.at(static_cast<size_t>(layer)).executed_scheme);
+      CHECK((layers[static_cast<size_t>(layer)].executed_scheme.find("bf16,") == 0) == (layer == 1));
+      CHECK((layers[static_cast<size_t>(layer)].executed_scheme == layers[0].executed_scheme) == (layer != 1));
+    }
+    CheckWithin(engine.Rows(input), ExactRows(model.layer(0), input), 128, scheme.bound);
+  }
+}
+
 }  // namespace moed
