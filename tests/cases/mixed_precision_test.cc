@@ -120,7 +120,7 @@ TEST_CASE("B33: the router is read as it is stored, though no list frees it, and
 
 namespace {
 
-// Twelve small layers, of which the description frees layer 1 only.
+// A tool's description that frees layer 1 of twelve.
 struct OtherTool {
   std::string scheme;  // of CaseSchemes, for the experts
   std::string quantization;

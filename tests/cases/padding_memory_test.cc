@@ -1,6 +1,6 @@
 // Acceptance case about memory that nobody wrote: whatever the allocator returns, a load and its answers are the same.
 //
-// glibc's M_PERTURB fills new memory with a byte, but for pieces below 1 KiB that a thread reuses at once: 0x7F bytes are NaN
+// glibc's M_PERTURB fills new memory with a byte, but for pieces below 1 KiB that a thread keeps for itself: 0x7F bytes are NaN
 // as E4M3 and f16, and 3.4e38 as bf16 and float32. It is set for the process, so these tests are a program of their own.
 #include <malloc.h>
 
@@ -11,6 +11,7 @@
 
 #include "tests/support/case_calls.h"
 #include "tests/support/case_probes.h"
+#include "tests/support/process.h"
 
 namespace moed {
 namespace {
@@ -60,7 +61,7 @@ void CheckLayer(const Layer& layer, const std::vector<int64_t>& counts) {
     for (int load = 0; load < layer.loads; ++load) {
       INFO(layer.scheme << ", H = " << layer.hidden << ", I = " << layer.intermediate << ", " << backend << ", load " << load);
       const Poison poison(kPoisons[load % std::size(kPoisons)]);
-      CHECK(FreshLoad(model, backend, input, counts) == clean);
+      CHECK((FreshLoad(model, backend, input, counts) == clean));
     }
   }
 }
@@ -70,7 +71,9 @@ void CheckLayer(const Layer& layer, const std::vector<int64_t>& counts) {
 TEST_CASE("B09: the poison is there: new memory is filled with its byte") {
   for (uint8_t byte : kPoisons) {
     const Poison poison(byte);
-    for (size_t size : {size_t{4} << 10, size_t{1} << 20, size_t{64} << 20}) {
+    std::vector<size_t> sizes = {size_t{4} << 10, size_t{1} << 20, size_t{64} << 20};
+    if (std::getenv("GLIBC_TUNABLES") != nullptr) sizes.insert(sizes.begin(), {16, 100, 1000});
+    for (size_t size : sizes) {
       void* data = nullptr;
       REQUIRE(posix_memalign(&data, 64, size) == 0);
       CHECK(static_cast<const volatile uint8_t*>(data)[size / 2] == byte);
@@ -103,6 +106,14 @@ TEST_CASE("B09: packed panels, tiles and groups that sizes do not fill hold noth
                                                {"nvfp4 W4A4", 4, 272, 112, 3}}) {
     CheckLayer(layer, {1, 7, 64});
   }
+}
+
+TEST_CASE("B09: the same holds for small pieces, when the allocator keeps none of them back") {
+  const Finished finished =
+      RunToEnd({"/proc/self/exe", "B09: the poison*,B09: packed panels*"}, {"GLIBC_TUNABLES=glibc.malloc.tcache_count=0"});
+  INFO(finished.out << finished.err);
+  CHECK(finished.exit_code == 0);
+  CHECK(finished.out.find("passed=2 failed=0") != std::string::npos);
 }
 
 }  // namespace moed
