@@ -1,4 +1,5 @@
-// The table of serve's options: name, value, help, and how a value is checked and stored. Internal to //server:options.
+// The table of serve's options: name, value, help, and how a value is checked and stored. Internal to //server:options
+// and its tests.
 #ifndef MOED_SERVER_OPTION_TABLE_H_
 #define MOED_SERVER_OPTION_TABLE_H_
 

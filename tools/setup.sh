@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks: the packages of packages.txt, from Debian 12 by apt. Says nothing
-# and changes nothing when all are there. Output of apt goes to .cache/setup.log.
+# `setup.sh [LIST...]` installs what the build needs and this machine lacks: the packages of packages.txt and of each LIST,
+# from Debian 12 by apt. Says nothing and changes nothing when all are there. Output of apt goes to .cache/setup.log.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-list=tools/packages.txt
+lists=(tools/packages.txt "$@")
 log="$root/.cache/setup.log"
-mapfile -t packages < <(sed 's/#.*//' "$list" | awk 'NF { print $1 }')
+mapfile -t packages < <(sed 's/#.*//' "${lists[@]}" | awk 'NF { print $1 }')
 
-# One line "NAME VERSION" for each package of the list that is installed; the version without epoch.
+# One line "NAME VERSION" for each package of the lists that is installed; the version without epoch.
 installed() {
   dpkg-query -W -f '${Package} ${db:Status-Status} ${Version}\n' "${packages[@]}" 2>/dev/null |
     awk '$2 == "installed" { sub(/^[0-9]+:/, "", $3); print $1, $3 }' || true
@@ -25,7 +25,7 @@ require_debian_12() {
   fi
   [[ "$id" == debian && "$version" == 12 ]] ||
     fail 2 "set-up: wanted Debian 12 (bookworm), got $name" \
-      "run it in a debian:12 container, or install the counterparts of these packages (with versions: $list)" "${packages[*]}"
+      "run it in a debian:12 container, or install the counterparts of these packages (with versions: ${lists[*]})" "${packages[*]}"
 }
 
 as_root() {
@@ -52,8 +52,8 @@ check_versions() {
     [[ "$want" == - ]] && continue
     local got
     got="$(awk -v package="$package" '$1 == package { print $2 }' <<<"$found")"
-    [[ "$got" == "$want"* ]] || fail 2 "set-up: $package: wanted version $want*, got ${got:-none}" "versions: $list"
-  done < <(sed 's/#.*//' "$list" | awk 'NF')
+    [[ "$got" == "$want"* ]] || fail 2 "set-up: $package: wanted version $want*, got ${got:-none}" "versions: ${lists[*]}"
+  done < <(sed 's/#.*//' "${lists[@]}" | awk 'NF')
 }
 
 require_debian_12

@@ -22,7 +22,7 @@ refused() {
   fi
 }
 
-commands="build, demo, test, bench, install, help"
+commands="build, demo, test, fuzz, bench, install, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
@@ -34,6 +34,20 @@ refused 'test: wanted one FILTER, got "a" and "b"' test a b
 refused 'test: --models: wanted a folder, got nothing' test a --models
 refused 'test: --models: wanted a folder, got "no/such"' test --models no/such
 refused 'test: --models: wanted a folder, got "no/such"' test --models=no/such
+targets="safetensors index config weights wire text"
+refused "fuzz: wanted TARGET and SECONDS, got nothing; targets: $targets" fuzz
+refused "fuzz: unknown target \"frob\"; targets: $targets" fuzz frob 10
+refused "fuzz: wanted TARGET and SECONDS, got \"wire\"; targets: $targets" fuzz wire
+refused "fuzz: wanted TARGET and SECONDS, got \"wire 1 2\"; targets: $targets" fuzz wire 1 2
+for seconds in 0 -1 1.5 ten 08 99999999; do
+  case "$seconds" in
+    -*) refused "fuzz: unknown option \"$seconds\"; options: --jobs N, --models DIR" fuzz wire "$seconds" ;;
+    *) refused "fuzz: SECONDS: wanted 1 to 9999999, got \"$seconds\"; targets: $targets" fuzz wire "$seconds" ;;
+  esac
+done
+refused 'fuzz: --jobs: wanted 1 to 999, got "0"' fuzz wire 10 --jobs 0
+refused 'fuzz: --jobs: wanted a value, got nothing' fuzz wire 10 --jobs
+refused 'fuzz: --models: wanted a folder, got "no/such"' fuzz wire 10 --models=no/such
 refused 'bench: unknown kind "frob"; kinds: cpu load' bench cpu,frob
 refused 'bench: unknown option "--frob"; options: --json FILE' bench --frob
 refused 'bench: --json: wanted a file, got nothing' bench cpu --json
