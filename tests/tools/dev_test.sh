@@ -22,7 +22,7 @@ refused() {
   fi
 }
 
-commands="build, demo, test, fuzz, bench, install, help"
+commands="build, demo, test, sanitize, fuzz, bench, install, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
@@ -34,6 +34,8 @@ refused 'test: wanted one FILTER, got "a" and "b"' test a b
 refused 'test: --models: wanted a folder, got nothing' test a --models
 refused 'test: --models: wanted a folder, got "no/such"' test --models no/such
 refused 'test: --models: wanted a folder, got "no/such"' test --models=no/such
+refused 'sanitize: unknown option "--models"' sanitize --models x
+refused 'sanitize: wanted one FILTER, got "a" and "b"' sanitize a b
 targets="safetensors index config weights wire text"
 refused "fuzz: wanted TARGET and SECONDS, got nothing; targets: $targets" fuzz
 refused "fuzz: unknown target \"frob\"; targets: $targets" fuzz frob 10
