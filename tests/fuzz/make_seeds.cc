@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "engine/checkpoint.h"
+#include "engine/model_config.h"
 #include "engine/safetensors.h"
+#include "engine/weights.h"
 #include "nlohmann/json.hpp"
 #include "proto/moe/v1/moe.pb.h"
 #include "tests/support/checkpoint_builder.h"
@@ -38,7 +40,7 @@ class Seeds {
   const std::string out_;
 };
 
-// ---- Real checkpoints, cut down -------------------------------------------------------------------------------------
+// ---- Real files, cut down -------------------------------------------------------------------------------------------
 
 // The quoted words of a dictionary in libFuzzer's form, as far as they are keys: "\"bits\"".
 std::set<std::string> KeysOf(const std::string& dictionary) {
@@ -92,35 +94,7 @@ std::string IndexOf(const std::vector<std::string>& names) {
   return json({{"metadata", {{"total_size", 4}}}, {"weight_map", map}}).dump();
 }
 
-void AddCheckpoint(const std::string& path, const std::set<std::string>& keys, Seeds* seeds) {
-  const std::string name = path.substr(path.find_last_of('/') + 1);
-  const auto text = ReadTextFile(path + "/config.json", 1 << 20);
-  if (!text.ok()) return;
-  const json config = json::parse(*text, nullptr, false);
-  if (config.is_discarded()) return;
-  const std::string lean = Lean(config, keys).dump();
-  seeds->Write("config", name, lean);
-  constexpr const char* kSideFiles[] = {"hf_quant_config.json", "quantize_config.json", "quant_config.json",
-                                        "quantization_config.json"};
-  for (char i = 0; i < 4; ++i) {
-    const auto side = ReadTextFile(path + "/" + kSideFiles[static_cast<int>(i)], 1 << 20);
-    if (!side.ok()) continue;
-    json plain = config;
-    plain.erase("quantization_config");
-    const json described = json::parse(*side, nullptr, false);
-    if (described.is_discarded()) continue;
-    const std::string rest = std::string(1, kBorder) + static_cast<char>('@' + i) + Lean(described, keys).dump();
-    seeds->Write("config", name + "-side", Lean(plain, keys).dump() + rest);
-  }
-  const auto checkpoint = Checkpoint::Open(path);
-  if (!checkpoint.ok()) return;
-  std::vector<std::string> names;
-  const std::string file = SmallFile(**checkpoint, &names);
-  seeds->Write("safetensors", name, file);
-  seeds->Write("index", name, IndexOf(names) + kBorder + file);
-}
-
-// ---- Made ones ------------------------------------------------------------------------------------------------------
+// ---- Small models ---------------------------------------------------------------------------------------------------
 
 struct Format {
   const char* name;
@@ -151,6 +125,44 @@ std::vector<Format> Formats() {
   };
 }
 
+// A small model of one layer: config, border, file. Empty when the builder cannot write it.
+std::string MakeModel(const testing::ModelSpec& spec) {
+  testing::CheckpointBuilder builder;
+  testing::AddModel(spec, &builder);
+  const testing::TempDir dir;
+  if (!builder.Write(dir.path()).ok()) return "";
+  const std::string config = json::parse(builder.GetFile("config.json")).dump();
+  return config + kBorder + testing::ReadFile(dir.File("model.safetensors"));
+}
+
+// Whether a loader accepts the first layer of `model`.
+bool Loads(const std::string& model) {
+  const size_t border = model.find(kBorder);
+  const auto config = ParseModelConfig(model.substr(0, border));
+  if (!config.ok()) return false;
+  const testing::TempDir dir;
+  testing::WriteFile(dir.File("model.safetensors"), model.substr(border + 1));
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  return checkpoint.ok() && PlanLayer(*config, **checkpoint, config->moe_layers.front()).ok();
+}
+
+// Small models with the quantization that a real file describes, in whatever storage fits it, found by trying.
+void AddDescribed(const std::string& name, const json& description, Seeds* seeds) {
+  using testing::ExpertFormat;
+  for (int format = 0; format <= static_cast<int>(ExpertFormat::kQuarkTwoStage); ++format) {
+    for (const int group : {16, 32, -1}) {
+      for (const int bits : {4, 8}) {
+        testing::ModelSpec spec{.hidden = 32, .intermediate = 32, .num_experts = 2, .top_k = 1};
+        spec.experts = {.format = static_cast<ExpertFormat>(format), .bits = bits, .group = group};
+        spec.quantization = description.dump();
+        const std::string model = MakeModel(spec);
+        if (model.empty() || !Loads(model)) continue;
+        seeds->Write("weights", name + "-" + std::to_string(format), model);
+      }
+    }
+  }
+}
+
 void AddModels(Seeds* seeds) {
   using testing::ModelFamily;
   for (const Format& format : Formats()) {
@@ -160,16 +172,43 @@ void AddModels(Seeds* seeds) {
       spec.experts = format.experts;
       spec.shared = format.experts;
       spec.quantization = format.quantization;
-      testing::CheckpointBuilder builder;
-      testing::AddModel(spec, &builder);
-      const testing::TempDir dir;
-      if (!builder.Write(dir.path()).ok()) continue;
-      const std::string config = json::parse(builder.GetFile("config.json")).dump();
       const std::string name = std::string(format.name) + "-" + std::to_string(static_cast<int>(family));
-      seeds->Write("weights", name, config + kBorder + testing::ReadFile(dir.File("model.safetensors")));
-      seeds->Write("config", "made-" + name, config);
+      const std::string model = MakeModel(spec);
+      seeds->Write("weights", name, model);
+      seeds->Write("config", "made-" + name, model.substr(0, model.find(kBorder)));
     }
   }
+}
+
+// ---- What each target gets ------------------------------------------------------------------------------------------
+
+void AddCheckpoint(const std::string& path, const std::set<std::string>& keys, Seeds* seeds) {
+  const std::string name = path.substr(path.find_last_of('/') + 1);
+  const auto text = ReadTextFile(path + "/config.json", 1 << 20);
+  if (!text.ok()) return;
+  const json config = json::parse(*text, nullptr, false);
+  if (config.is_discarded()) return;
+  const std::string lean = Lean(config, keys).dump();
+  seeds->Write("config", name, lean);
+  if (config.contains("quantization_config")) AddDescribed(name, Lean(config["quantization_config"], keys), seeds);
+  constexpr const char* kSideFiles[] = {"hf_quant_config.json", "quantize_config.json", "quant_config.json",
+                                        "quantization_config.json"};
+  for (char i = 0; i < 4; ++i) {
+    const auto side = ReadTextFile(path + "/" + kSideFiles[static_cast<int>(i)], 1 << 20);
+    if (!side.ok()) continue;
+    json plain = config;
+    plain.erase("quantization_config");
+    const json described = json::parse(*side, nullptr, false);
+    if (described.is_discarded()) continue;
+    const std::string rest = std::string(1, kBorder) + static_cast<char>('@' + i) + Lean(described, keys).dump();
+    seeds->Write("config", name + "-side", Lean(plain, keys).dump() + rest);
+  }
+  const auto checkpoint = Checkpoint::Open(path);
+  if (!checkpoint.ok()) return;
+  std::vector<std::string> names;
+  const std::string file = SmallFile(**checkpoint, &names);
+  seeds->Write("safetensors", name, file);
+  seeds->Write("index", name, IndexOf(names) + kBorder + file);
 }
 
 void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, int element_bytes, v1::Tensor* out) {
