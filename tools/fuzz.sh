@@ -79,10 +79,8 @@ prepare() {
   [[ -z "$models" ]] || checkpoints+=("$models"/*/config.json)
   rm -rf "$work/seeds"
   mkdir -p "$work"/{seeds,corpus,findings,logs}
-  "$bin/make_seeds" "$work/seeds" tests/fuzz/config.dict "${checkpoints[@]%/config.json}" || fail 2 "fuzz: no seeds"
-  mv "$work/seeds/$target" "$work/seeds.new"
-  rm -rf "$work/seeds"
-  mv "$work/seeds.new" "$work/seeds"
+  "$bin/make_seeds" "$target" "$work/seeds" tests/fuzz/config.dict "${checkpoints[@]%/config.json}" ||
+    fail 2 "fuzz: make_seeds failed with exit code $?"
   : >"$work/words.dict"
   for name in ${dictionaries[$target]}; do cat "tests/fuzz/$name.dict" >>"$work/words.dict"; done
   install -m 755 "$bin/${target}_fuzz" "$work/${target}_fuzz"

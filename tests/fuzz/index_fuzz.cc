@@ -1,8 +1,7 @@
 // Fuzz target: a sharded checkpoint, "model.safetensors.index.json NUL bytes of the first shard". The second shard is
 // fixed and holds the tensors "b" (U8 [4]) and "c" (U8 [0]); a third one lies there that no index should name.
-#include <cstring>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "engine/checkpoint.h"
 #include "tests/fuzz/memory_folder.h"
@@ -12,7 +11,8 @@
 namespace moed::fuzz {
 namespace {
 
-constexpr char kHeader[] = R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"c":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})";
+constexpr char kHeader[] = R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                           R"("c":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})";
 
 std::string FixedShard() {
   constexpr size_t length = sizeof(kHeader) - 1;

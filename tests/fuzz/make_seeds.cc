@@ -1,9 +1,7 @@
-// Writes the seeds of every fuzz target: make_seeds OUT DICTIONARY CHECKPOINT... (DICTIONARY is config.dict)
+// Writes the seeds of one fuzz target into the folder OUT: make_seeds TARGET OUT DICTIONARY CHECKPOINT...
 //
-// OUT/TARGET/NAME, a file for each seed. Seeds are real files cut down to what decides: a config keeps the keys of
+// DICTIONARY is config.dict. Seeds are real files cut down to what decides: a config keeps the keys of
 // config.dict, a safetensors file one tensor of each kind with small dimensions, so that an input is some hundred bytes.
-#include <sys/stat.h>
-
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -28,15 +26,16 @@ namespace v1 = moe::v1;
 
 class Seeds {
  public:
-  explicit Seeds(std::string out) : out_(std::move(out)) {}
+  Seeds(std::string target, std::string out) : target_(std::move(target)), out_(std::move(out)) {}
 
+  bool For(const std::string& target) const { return target == target_; }
+  // Nothing unless the seeds are for `target`.
   void Write(const std::string& target, const std::string& name, const std::string& bytes) {
-    const std::string folder = out_ + "/" + target;
-    ::mkdir(folder.c_str(), 0755);
-    testing::WriteFile(folder + "/" + name, bytes);
+    if (For(target)) testing::WriteFile(out_ + "/" + name, bytes);
   }
 
  private:
+  const std::string target_;
   const std::string out_;
 };
 
@@ -149,7 +148,8 @@ bool Loads(const std::string& model) {
 // Small models with the quantization that a real file describes, in whatever storage fits it, found by trying.
 void AddDescribed(const std::string& name, const json& description, Seeds* seeds) {
   using testing::ExpertFormat;
-  for (int format = 0; format <= static_cast<int>(ExpertFormat::kQuarkTwoStage); ++format) {
+  constexpr int kFirst = static_cast<int>(ExpertFormat::kGptq), kLast = static_cast<int>(ExpertFormat::kQuarkTwoStage);
+  for (int format = kFirst; format <= kLast; ++format) {
     for (const int group : {16, 32, -1}) {
       for (const int bits : {4, 8}) {
         testing::ModelSpec spec{.hidden = 32, .intermediate = 32, .num_experts = 2, .top_k = 1};
@@ -166,7 +166,8 @@ void AddDescribed(const std::string& name, const json& description, Seeds* seeds
 void AddModels(Seeds* seeds) {
   using testing::ModelFamily;
   for (const Format& format : Formats()) {
-    for (const ModelFamily family : {ModelFamily::kMixtral, ModelFamily::kQwen3Moe, ModelFamily::kDeepseekV3, ModelFamily::kGptOss}) {
+    for (const ModelFamily family :
+         {ModelFamily::kMixtral, ModelFamily::kQwen3Moe, ModelFamily::kDeepseekV3, ModelFamily::kGptOss}) {
       if (family == ModelFamily::kGptOss && format.experts.format != testing::ExpertFormat::kBf16) continue;
       testing::ModelSpec spec{.family = family, .hidden = 32, .intermediate = 32, .num_experts = 2, .top_k = 1};
       spec.experts = format.experts;
@@ -190,7 +191,9 @@ void AddCheckpoint(const std::string& path, const std::set<std::string>& keys, S
   if (config.is_discarded()) return;
   const std::string lean = Lean(config, keys).dump();
   seeds->Write("config", name, lean);
-  if (config.contains("quantization_config")) AddDescribed(name, Lean(config["quantization_config"], keys), seeds);
+  if (seeds->For("weights") && config.contains("quantization_config")) {
+    AddDescribed(name, Lean(config["quantization_config"], keys), seeds);
+  }
   constexpr const char* kSideFiles[] = {"hf_quant_config.json", "quantize_config.json", "quant_config.json",
                                         "quantization_config.json"};
   for (char i = 0; i < 4; ++i) {
@@ -264,13 +267,13 @@ void AddTexts(Seeds* seeds) {
 }  // namespace moed::fuzz
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "make_seeds: wanted OUT DICTIONARY CHECKPOINT..., got %d arguments\n", argc - 1);
+  if (argc < 4) {
+    std::fprintf(stderr, "make_seeds: wanted TARGET OUT DICTIONARY CHECKPOINT..., got %d arguments\n", argc - 1);
     return 2;
   }
-  moed::fuzz::Seeds seeds(argv[1]);
-  const std::set<std::string> keys = moed::fuzz::KeysOf(argv[2]);
-  for (int i = 3; i < argc; ++i) moed::fuzz::AddCheckpoint(argv[i], keys, &seeds);
+  moed::fuzz::Seeds seeds(argv[1], argv[2]);
+  const std::set<std::string> keys = moed::fuzz::KeysOf(argv[3]);
+  for (int i = 4; i < argc; ++i) moed::fuzz::AddCheckpoint(argv[i], keys, &seeds);
   moed::fuzz::AddModels(&seeds);
   moed::fuzz::AddRequests(&seeds);
   moed::fuzz::AddTexts(&seeds);

@@ -71,7 +71,8 @@ int NotFound() {
 int Open(std::string_view name) {
   const File* file = Find(name);
   if (file == nullptr) return NotFound();
-  const auto free = std::find_if(folder.open.begin(), folder.open.end(), [](const Descriptor& d) { return d.file == nullptr; });
+  const auto is_free = [](const Descriptor& descriptor) { return descriptor.file == nullptr; };
+  const auto free = std::find_if(folder.open.begin(), folder.open.end(), is_free);
   Require(free != folder.open.end(), "files are opened a constant number of times");
   *free = {file, 0};
   return kFirstDescriptor + static_cast<int>(free - folder.open.begin());

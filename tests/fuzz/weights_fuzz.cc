@@ -1,5 +1,6 @@
 // Fuzz target: a whole checkpoint, "config.json NUL bytes of model.safetensors": everything between the files and a
 // backend, which is to say that each expert and gate that the plan promises is read.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
