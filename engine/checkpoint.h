@@ -56,9 +56,6 @@ class Checkpoint {
   std::vector<std::string> warnings_;
 };
 
-// Reads a small text file (configs, index) of at most `limit` bytes. NOT_FOUND when missing; INVALID_ARGUMENT when larger.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, uint64_t limit);
-
 }  // namespace moed
 
 #endif  // MOED_ENGINE_CHECKPOINT_H_

@@ -65,6 +65,7 @@ absl::Status FindInput(TensorFinder& finder, LinearSource* source) {
   const ActivationScheme& input = source->linear().input;
   const std::string scale = source->module + ".input_scale", global = source->module + ".input_global_scale";
   source->input_zeros = finder.Optional(source->module + ".input_zero_point");
+  MOED_RETURN_IF_ERROR(CheckScalar(source->input_zeros));
   const bool wants_global = input.mode == ActivationMode::kDynamic && input.global_scale;
   if (wants_global) {
     const bool divisor = source->linear().weights.global_scale == GlobalScale::kDivisor;

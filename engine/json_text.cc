@@ -1,7 +1,9 @@
 #include "engine/json_text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,12 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;  // real files need 8
+
+// What values cost in memory, about: the tree, and for texts also the copies that readers of lists make of them.
+constexpr uint64_t kValueCost = 16;
+constexpr uint64_t kContainerCost = 64;
+constexpr uint64_t kKeyCost = 176;
+constexpr uint64_t kTextCost = 144;
 
 bool OrderMatters(const std::string& key) {
   static const std::set<std::string> keys = {"config_groups", "dynamic", "extra_config", "layer_quant_config"};
@@ -25,12 +33,12 @@ class Checker : public nlohmann::json_sax<json> {
   explicit Checker(JsonDocument* document) : document_(document) {}
   const std::string& error() const { return error_; }
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
+  bool null() override { return Spend(kValueCost); }
+  bool boolean(bool) override { return Spend(kValueCost); }
+  bool number_integer(number_integer_t) override { return Spend(kValueCost); }
+  bool number_unsigned(number_unsigned_t) override { return Spend(kValueCost); }
+  bool number_float(number_float_t, const string_t&) override { return Spend(kValueCost); }
+  bool string(string_t& text) override { return Spend(kTextCost + text.size()); }
   bool binary(binary_t&) override { return true; }
 
   bool start_object(std::size_t) override { return Push(true); }
@@ -39,6 +47,7 @@ class Checker : public nlohmann::json_sax<json> {
   bool end_array() override { return Pop(); }
 
   bool key(string_t& name) override {
+    if (!Spend(kKeyCost + name.size())) return false;
     Level& level = levels_.back();
     if (!level.keys.insert(name).second) {
       error_ = absl::StrCat("the key \"", name, "\" appears twice in one object");
@@ -61,7 +70,15 @@ class Checker : public nlohmann::json_sax<json> {
     std::string current;  // the key whose value is being read
   };
 
+  bool Spend(uint64_t bytes) {
+    spent_ += bytes;
+    if (spent_ <= kMaxConfigMemory) return true;
+    error_ = absl::StrCat("its values take more than ", kMaxConfigMemory, " bytes of memory");
+    return false;
+  }
+
   bool Push(bool object) {
+    if (!Spend(kContainerCost)) return false;
     if (levels_.size() >= kMaxDepth) {
       error_ = absl::StrCat("nested deeper than ", kMaxDepth);
       return false;
@@ -84,14 +101,36 @@ class Checker : public nlohmann::json_sax<json> {
 
   JsonDocument* document_;
   std::vector<Level> levels_;
+  uint64_t spent_ = 0;
   std::string error_;
 };
 
+bool IsBetweenTokens(char c) { return std::string_view(" \t\r\n,:[]{}").find(c) != std::string_view::npos; }
+
 }  // namespace
+
+bool TokenGauge::Feed(char c) {
+  if (in_string_) {
+    in_string_ = escaped_ || c != '"';
+    escaped_ = in_string_ && !escaped_ && c == '\\';
+  } else if (c == '"') {
+    in_string_ = true;
+    length_ = 0;
+  } else if (IsBetweenTokens(c)) {
+    length_ = 0;
+  }
+  return ++length_ <= kLongest;
+}
 
 absl::StatusOr<JsonDocument> ParseJson(const std::string& text, const std::string& what) {
   if (text.size() > kMaxConfigBytes) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": ", text.size(), " bytes long, allowed are ", kMaxConfigBytes));
+  }
+  TokenGauge gauge;
+  const auto too_long = std::find_if_not(text.begin(), text.end(), [&gauge](char c) { return gauge.Feed(c); });
+  if (too_long != text.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": a text or number longer than ", TokenGauge::kLongest,
+                                                   " characters ends at byte ", too_long - text.begin(), " or later"));
   }
   JsonDocument document;
   Checker checker(&document);

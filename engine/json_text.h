@@ -22,6 +22,23 @@ namespace moed {
 // A configuration file is at most this long; real ones are a few hundred KiB.
 constexpr uint64_t kMaxConfigBytes = 16u << 20;
 
+// And its values may take about this much memory: a text of a few MiB can hold millions of them.
+constexpr uint64_t kMaxConfigMemory = 32u << 20;
+
+// Follows a JSON text and stops it at a string or number that is longer than any real one: parsers hold each token several
+// times. Names of tensors have some hundred characters, chat templates some ten thousand.
+class TokenGauge {
+ public:
+  static constexpr size_t kLongest = 1 << 20;
+  // The next character; false when the token that it belongs to is too long.
+  bool Feed(char c);
+
+ private:
+  bool in_string_ = false;
+  bool escaped_ = false;
+  size_t length_ = 0;
+};
+
 struct JsonDocument {
   nlohmann::json root;  // objects are sorted by key
   // The keys of objects whose order has a meaning, as in the text, by the path of keys to the object. Recorded for the
@@ -30,7 +47,8 @@ struct JsonDocument {
 };
 
 // Parses `text`, whose root must be an object. `what` names it in errors. INVALID_ARGUMENT: longer than kMaxConfigBytes,
-// no JSON (with the byte position), nested deeper than 64, or a key twice in one object.
+// more values than kMaxConfigMemory can hold, a token that is too long, no JSON (with the byte position), nested deeper than
+// 64, or a key twice in one object.
 absl::StatusOr<JsonDocument> ParseJson(const std::string& text, const std::string& what);
 
 // Typed access to the keys of one object. The first error is kept in status() and everything after it returns fallbacks,

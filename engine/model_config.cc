@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/checkpoint.h"
 #include "engine/json_text.h"
 #include "engine/model_family.h"
 #include "engine/quant_config.h"
+#include "engine/text_file.h"
 
 namespace moed {
 namespace {

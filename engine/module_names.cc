@@ -159,9 +159,9 @@ bool ModuleGlob::Matches(const ModuleQuery& query) const {
   return std::any_of(others.begin(), others.end(), hits);
 }
 
-absl::Status NameList::Add(const std::string& entry) {
+absl::Status NameList::Add(const std::string& entry, PatternBudget* patterns) {
   if (entry.rfind("re:", 0) == 0) {
-    auto pattern = Pattern::Compile(entry.substr(3));
+    auto pattern = Pattern::Compile(entry.substr(3), patterns);
     if (!pattern.ok()) return pattern.status();
     patterns_.push_back(*std::move(pattern));
   } else if (entry == "Linear") {
@@ -172,8 +172,8 @@ absl::Status NameList::Add(const std::string& entry) {
   return absl::OkStatus();
 }
 
-absl::Status NameList::AddGlob(const std::string& entry) {
-  if (entry.rfind("re:", 0) == 0) return Add(entry);
+absl::Status NameList::AddGlob(const std::string& entry, PatternBudget* patterns) {
+  if (entry.rfind("re:", 0) == 0) return Add(entry, patterns);
   if (!HasWildcard(entry)) {
     exact_.insert(CanonicalModule(entry));
     return absl::OkStatus();
@@ -184,11 +184,11 @@ absl::Status NameList::AddGlob(const std::string& entry) {
   return absl::OkStatus();
 }
 
-absl::Status NameList::AddPart(const std::string& entry) {
-  if (entry.rfind("re:", 0) == 0) return Add(entry);
+absl::Status NameList::AddPart(const std::string& entry, PatternBudget* patterns) {
+  if (entry.rfind("re:", 0) == 0) return Add(entry, patterns);
   if (HasWildcard(entry)) {
-    if (auto status = AddGlob(entry); !status.ok()) return status;
-    return AddGlob(entry + ".*");
+    if (auto status = AddGlob(entry, patterns); !status.ok()) return status;
+    return AddGlob(entry + ".*", patterns);
   }
   const size_t first = entry.find_first_not_of('.');
   if (first == std::string::npos) return absl::OkStatus();

@@ -75,17 +75,17 @@ class NameList {
  public:
   enum class Match : uint8_t { kNone, kClass, kPattern, kExact };  // in rising priority
 
-  // All of these: INVALID_ARGUMENT for a bad pattern.
+  // All of these: INVALID_ARGUMENT for a bad pattern, or one for which `patterns` (of the whole config) is used up.
   // compressed-tensors: "re:" and a pattern, an exact name, or a class name. An exact name hits that module only, never what
   // it contains; every module that is asked for is of the class "Linear".
-  absl::Status Add(const std::string& entry);
+  absl::Status Add(const std::string& entry, PatternBudget* patterns);
   // ModelOpt and Quark: a glob over whole names; without wildcards an exact name. "re:" and a pattern as above.
-  absl::Status AddGlob(const std::string& entry);
+  absl::Status AddGlob(const std::string& entry, PatternBudget* patterns);
   // AWQ, fp8, mxfp4: names, names of containers, or some components in a row ("gate", "mlp.gate", "model.layers.0.mlp").
   // The tools search for these as substrings, which would let "gate" hit gate_proj and "experts.1" hit experts.10; here only
   // whole components count. Where a tool meant the substring, the tensors show that the module is stored unquantized. With
   // wildcards, a glob over a module or a container of it.
-  absl::Status AddPart(const std::string& entry);
+  absl::Status AddPart(const std::string& entry, PatternBudget* patterns);
 
   // The strongest kind of entry that hits the module.
   Match Find(const ModuleQuery& query) const;

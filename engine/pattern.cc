@@ -374,7 +374,13 @@ class Matcher {
 
 }  // namespace
 
-absl::StatusOr<Pattern> Pattern::Compile(const std::string& text) {
+bool PatternBudget::Take(size_t steps) {
+  if (steps > left_) return false;
+  left_ -= steps;
+  return true;
+}
+
+absl::StatusOr<Pattern> Pattern::Compile(const std::string& text, PatternBudget* budget) {
   if (text.size() > kMaxLength) {
     return absl::InvalidArgumentError(
         absl::StrCat("pattern of ", text.size(), " characters, allowed are ", kMaxLength, ": ", text.substr(0, 60), "..."));
@@ -389,6 +395,9 @@ absl::StatusOr<Pattern> Pattern::Compile(const std::string& text) {
   }
   if (error.empty() && pattern.program_.size() > kMaxSteps) error = "the pattern is too large";
   if (error.empty() && pattern.looks_ > kMaxLooks) error = absl::StrCat("more than ", kMaxLooks, " look-aheads");
+  if (error.empty() && budget != nullptr && !budget->Take(pattern.program_.size())) {
+    error = "with this one the patterns of the config are too large together";
+  }
   if (!error.empty()) return absl::InvalidArgumentError(absl::StrCat("pattern \"", text, "\": ", error));
   return pattern;
 }

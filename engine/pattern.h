@@ -19,10 +19,22 @@
 
 namespace moed {
 
+// What the patterns of one config may take together. A pattern of few characters can have thousands of steps; each costs
+// memory, and time for every module that is looked up.
+class PatternBudget {
+ public:
+  // False, and nothing taken, when fewer are left.
+  bool Take(size_t steps);
+
+ private:
+  size_t left_ = 1 << 16;
+};
+
 class Pattern {
  public:
-  // INVALID_ARGUMENT quotes the pattern and says what is wrong at which character. At most 1000 characters.
-  static absl::StatusOr<Pattern> Compile(const std::string& text);
+  // INVALID_ARGUMENT quotes the pattern and says what is wrong at which character, or that the budget (may be null: no
+  // limit) is used up. At most 1000 characters.
+  static absl::StatusOr<Pattern> Compile(const std::string& text, PatternBudget* budget = nullptr);
 
   // Python's re.match: whether some prefix of `subject` matches.
   bool MatchesStart(const std::string& subject) const;

@@ -100,8 +100,8 @@ void ParseBlocks(ConfigReader* reader, AutoRoundConfig* config) {
   }
 }
 
-absl::Status AddException(const std::string& name, const json& fields, const std::string& where, AutoRoundConfig* config) {
-  const std::string key = absl::StrCat(where, "extra_config[\"", name, "\"]");
+absl::Status AddException(const QuantSource& source, const std::string& name, const json& fields, AutoRoundConfig* config) {
+  const std::string key = absl::StrCat(source.where, "extra_config[\"", name, "\"]");
   if (!fields.is_object()) return absl::InvalidArgumentError(absl::StrCat(key, ": wanted an object, got ", Shown(fields)));
   ConfigReader reader(fields, key + ".");
   IntegerOverride exception = ReadOverride(&reader);
@@ -113,7 +113,8 @@ absl::Status AddException(const std::string& name, const json& fields, const std
     return absl::OkStatus();
   }
   // The tool searches for the pattern anywhere in the name.
-  auto pattern = Pattern::Compile(name.rfind(".*", 0) == 0 ? name : absl::StrCat(".*(?:", name, ")"));
+  auto pattern = Pattern::Compile(name.rfind(".*", 0) == 0 ? name : absl::StrCat(".*(?:", name, ")"),
+                                  source.patterns.get());
   if (!pattern.ok()) return absl::InvalidArgumentError(absl::StrCat(key, ": ", std::string(pattern.status().message())));
   config->by_pattern.push_back({*std::move(pattern), std::move(exception)});
   return absl::OkStatus();
@@ -139,7 +140,7 @@ absl::StatusOr<QuantConfigPtr> ParseAutoRoundConfig(const QuantSource& source, c
   if (exceptions != nullptr && !exceptions->is_object()) reader.Fail("extra_config", "an object of names and patterns");
   if (!reader.status().ok()) return reader.status();
   for (const std::string& name : KeysInOrder(source, "extra_config")) {
-    if (auto status = AddException(name, (*exceptions)[name], source.where, config.get()); !status.ok()) return status;
+    if (auto status = AddException(source, name, (*exceptions)[name], config.get()); !status.ok()) return status;
   }
   return QuantConfigPtr(config);
 }

@@ -58,7 +58,7 @@ absl::StatusOr<QuantConfigPtr> ParseAwqConfig(const QuantSource& source, const j
   config->general.symmetric = {!reader.BoolOr("zero_point", true), source.where + "zero_point"};
   config->general.act_order = {reader.BoolOr("desc_act", false), source.where + "desc_act"};
   CheckLayout(&reader);
-  if (auto status = AddEntries(&reader, "modules_to_not_convert", &NameList::AddPart, &config->excluded); !status.ok()) {
+  if (auto status = AddEntries(source, &reader, "modules_to_not_convert", &NameList::AddPart, &config->excluded); !status.ok()) {
     return status;
   }
   if (auto status = config->dynamic.Parse(source, description); !status.ok()) return status;

@@ -52,11 +52,12 @@ const json* ObjectOrNull(ConfigReader* reader, const std::string& key) {
   return value;
 }
 
-absl::StatusOr<Group> ParseGroup(const json& object, const std::string& where, const std::string& global_format) {
+absl::StatusOr<Group> ParseGroup(const QuantSource& source, const json& object, const std::string& where,
+                                 const std::string& global_format) {
   Group group;
   ConfigReader reader(object, where);
   if (!reader.Has("targets")) reader.Fail("targets", "a list of strings");
-  if (auto status = AddEntries(&reader, "targets", &NameList::Add, &group.targets); !status.ok()) return status;
+  if (auto status = AddEntries(source, &reader, "targets", &NameList::Add, &group.targets); !status.ok()) return status;
   const std::string format = reader.StringOr("format", global_format);
   const json* weights = ObjectOrNull(&reader, "weights");
   const json* input = ObjectOrNull(&reader, "input_activations");
@@ -96,7 +97,7 @@ absl::Status ParseGroups(const QuantSource& source, const json& groups, const st
     if (!object.is_object()) {
       return absl::InvalidArgumentError(absl::StrCat(where, ": wanted an object, got ", Shown(object)));
     }
-    auto group = ParseGroup(object, where + ".", global_format);
+    auto group = ParseGroup(source, object, where + ".", global_format);
     if (!group.ok()) return group.status();
     config->groups.push_back(*std::move(group));
   }
@@ -111,7 +112,7 @@ absl::StatusOr<QuantConfigPtr> ParseCompressedTensorsConfig(const QuantSource& s
   ConfigReader reader(description, source.where);
   CheckWholeFile(&reader);
   const std::string format = reader.StringOr("format", "");
-  if (auto status = AddEntries(&reader, "ignore", &NameList::Add, &config->ignore); !status.ok()) return status;
+  if (auto status = AddEntries(source, &reader, "ignore", &NameList::Add, &config->ignore); !status.ok()) return status;
   const json* groups = reader.Find("config_groups");
   if (groups == nullptr || !groups->is_object()) reader.Fail("config_groups", "an object of groups");
   if (!reader.status().ok()) return reader.status();

@@ -66,10 +66,10 @@ absl::Status CheckModuleName(const std::string& module) {
       absl::StrCat("module name of ", module.size(), " characters, allowed are ", kMaxModuleName));
 }
 
-absl::Status AddEntries(ConfigReader* reader, const std::string& key, absl::Status (NameList::*add)(const std::string&),
-                        NameList* list) {
+absl::Status AddEntries(const QuantSource& source, ConfigReader* reader, const std::string& key,
+                        absl::Status (NameList::*add)(const std::string&, PatternBudget*), NameList* list) {
   for (const std::string& entry : reader->StringsOrEmpty(key)) {
-    if (auto status = (list->*add)(entry); !status.ok()) {
+    if (auto status = (list->*add)(entry, source.patterns.get()); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(reader->where(), key, ": ", std::string(status.message())));
     }
   }

@@ -23,6 +23,8 @@ struct QuantSource {
   std::string where;              // goes before a key in errors: "config.json: quantization_config."
   std::string default_method;     // when the description has no quant_method; empty: that is an error
   bool mixtral_names = false;     // see ModuleQuery
+  // Shared by all lists of the description.
+  std::shared_ptr<PatternBudget> patterns = std::make_shared<PatternBudget>();
 };
 
 using QuantConfigPtr = std::shared_ptr<const QuantConfig>;
@@ -52,8 +54,8 @@ absl::Status CheckModuleName(const std::string& module);
 
 // Adds the strings of the list at `key`, which may be absent, to `list` by its member `add`. Returns the first error of the
 // reader or of an entry, with the key.
-absl::Status AddEntries(ConfigReader* reader, const std::string& key, absl::Status (NameList::*add)(const std::string&),
-                        NameList* list);
+absl::Status AddEntries(const QuantSource& source, ConfigReader* reader, const std::string& key,
+                        absl::Status (NameList::*add)(const std::string&, PatternBudget*), NameList* list);
 
 // The keys of the object at source.path + key in the order of the file.
 std::vector<std::string> KeysInOrder(const QuantSource& source, const std::string& key);

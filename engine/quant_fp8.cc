@@ -44,9 +44,9 @@ GroupShape ReadBlock(ConfigReader* reader) {
   return {static_cast<int32_t>(block[0]), static_cast<int32_t>(block[1])};
 }
 
-absl::Status ReadExceptions(ConfigReader* reader, NameList* excluded) {
+absl::Status ReadExceptions(const QuantSource& source, ConfigReader* reader, NameList* excluded) {
   for (const char* key : {"modules_to_not_convert", "ignored_layers"}) {
-    if (auto status = AddEntries(reader, key, &NameList::AddPart, excluded); !status.ok()) return status;
+    if (auto status = AddEntries(source, reader, key, &NameList::AddPart, excluded); !status.ok()) return status;
   }
   return reader->status();
 }
@@ -105,7 +105,7 @@ absl::StatusOr<QuantConfigPtr> ParseFp8Config(const QuantSource& source, const j
   ConfigReader reader(description, source.where);
   DeclareFp8(&reader, &config->general);
   DeclareExperts(&reader, source, config.get());
-  if (auto status = ReadExceptions(&reader, &config->excluded); !status.ok()) return status;
+  if (auto status = ReadExceptions(source, &reader, &config->excluded); !status.ok()) return status;
   return QuantConfigPtr(config);
 }
 
@@ -121,7 +121,7 @@ absl::StatusOr<QuantConfigPtr> ParseBlockwiseInt8Config(const QuantSource& sourc
     config->general.Refuse(source.where + "activation_scheme", Quoted(activations), "\"dynamic\"");
   }
   config->experts = config->general;
-  if (auto status = ReadExceptions(&reader, &config->excluded); !status.ok()) return status;
+  if (auto status = ReadExceptions(source, &reader, &config->excluded); !status.ok()) return status;
   return QuantConfigPtr(config);
 }
 

@@ -33,12 +33,13 @@ IntegerOverride ReadOverride(ConfigReader* reader) {
   return fields;
 }
 
-absl::Status DynamicRules::AddRule(const std::string& name, const json& fields, const std::string& where) {
-  const std::string key = absl::StrCat(where, "dynamic[\"", name, "\"]");
+absl::Status DynamicRules::AddRule(const QuantSource& source, const std::string& name, const json& fields) {
+  const std::string key = absl::StrCat(source.where, "dynamic[\"", name, "\"]");
   if (!fields.is_object()) return absl::InvalidArgumentError(absl::StrCat(key, ": wanted an object, got ", Shown(fields)));
   Rule rule;
   rule.excluded = name.rfind("-:", 0) == 0;
-  auto pattern = Pattern::Compile(rule.excluded || name.rfind("+:", 0) == 0 ? name.substr(2) : name);
+  const bool prefixed = rule.excluded || name.rfind("+:", 0) == 0;
+  auto pattern = Pattern::Compile(prefixed ? name.substr(2) : name, source.patterns.get());
   if (!pattern.ok()) return absl::InvalidArgumentError(absl::StrCat(key, ": ", std::string(pattern.status().message())));
   rule.pattern = *std::move(pattern);
   ConfigReader reader(fields, key + ".");
@@ -58,7 +59,7 @@ absl::Status DynamicRules::Parse(const QuantSource& source, const json& descript
   if (!dynamic->is_object()) reader.Fail("dynamic", "an object of patterns");
   if (!reader.status().ok()) return reader.status();
   for (const std::string& name : KeysInOrder(source, "dynamic")) {
-    if (auto status = AddRule(name, (*dynamic)[name], source.where); !status.ok()) return status;
+    if (auto status = AddRule(source, name, (*dynamic)[name]); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

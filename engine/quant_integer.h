@@ -61,7 +61,7 @@ class DynamicRules {
     bool excluded = false;
     IntegerOverride fields;
   };
-  absl::Status AddRule(const std::string& name, const nlohmann::json& fields, const std::string& where);
+  absl::Status AddRule(const QuantSource& source, const std::string& name, const nlohmann::json& fields);
 
   std::vector<Rule> rules_;  // in the order of the file
 };

@@ -133,7 +133,7 @@ absl::StatusOr<QuantConfigPtr> ParseModelOptConfig(const QuantSource& source, co
   config->mixtral_names = source.mixtral_names;
   ConfigReader reader(nested != nullptr ? *nested : description, source.where + (nested != nullptr ? "quantization." : ""));
   for (const char* key : {"exclude_modules", "ignore"}) {
-    if (auto status = AddEntries(&reader, key, &NameList::AddGlob, &config->excluded); !status.ok()) return status;
+    if (auto status = AddEntries(source, &reader, key, &NameList::AddGlob, &config->excluded); !status.ok()) return status;
   }
   config->mixed = IsMixed(nested != nullptr ? *nested : description);
   if (config->mixed) {

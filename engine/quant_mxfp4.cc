@@ -31,7 +31,7 @@ absl::StatusOr<QuantConfigPtr> ParseMxfp4Config(const QuantSource& source, const
   auto config = std::make_shared<Mxfp4Config>();
   config->mixtral_names = source.mixtral_names;
   ConfigReader reader(description, source.where);
-  if (auto status = AddEntries(&reader, "modules_to_not_convert", &NameList::AddPart, &config->excluded); !status.ok()) {
+  if (auto status = AddEntries(source, &reader, "modules_to_not_convert", &NameList::AddPart, &config->excluded); !status.ok()) {
     return status;
   }
   return QuantConfigPtr(config);

@@ -60,7 +60,7 @@ absl::Status ParseLayers(const QuantSource& source, const json& layers, const st
     auto declaration = DeclareEntry(layers[name], where, pack_method);
     if (!declaration.ok()) return declaration.status();
     NamedDeclaration entry;
-    if (auto status = entry.name.AddGlob(name); !status.ok()) {
+    if (auto status = entry.name.AddGlob(name, source.patterns.get()); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(where, ": ", std::string(status.message())));
     }
     entry.declaration = *std::move(declaration);
@@ -107,7 +107,7 @@ absl::StatusOr<QuantConfigPtr> ParseQuarkConfig(const QuantSource& source, const
   const json* types = Section(&reader, "layer_type_quant_config");
   const json* exported = Section(&reader, "export");
   if (general == nullptr) reader.Fail("global_quant_config", "an object");
-  if (auto status = AddEntries(&reader, "exclude", &NameList::AddGlob, &config->excluded); !status.ok()) return status;
+  if (auto status = AddEntries(source, &reader, "exclude", &NameList::AddGlob, &config->excluded); !status.ok()) return status;
   const auto pack_method = ReadExport(exported, source.where);
   if (!pack_method.ok()) return pack_method.status();
   auto declaration = DeclareQuarkLayer(*general, source.where + "global_quant_config.", *pack_method);

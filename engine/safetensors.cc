@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "engine/outside_name.h"
 #include "engine/safetensors_header.h"
 
 namespace moed {
@@ -18,18 +18,11 @@ namespace {
 // Where one tensor lies, without its name: a file is refused before the table of names is built, so that a hostile header
 // costs some tens of bytes per entry. `ordinal` counts entries in file order.
 struct Placed {
-  // Two independent hashes: a false match among kMaxTensors names has odds below 1e-26.
   std::array<uint64_t, 2> name_hash;
   uint64_t begin;
   uint64_t end;
   uint32_t ordinal;
 };
-
-std::array<uint64_t, 2> HashName(const std::string& name) {
-  uint64_t fnv = 0xCBF29CE484222325ull;
-  for (const char c : name) fnv = (fnv ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
-  return {std::hash<std::string>()(name), fnv};
-}
 
 absl::Status AtPath(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", std::string(status.message())));

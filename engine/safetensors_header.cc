@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/outside_name.h"
 
 namespace moed {
 namespace {

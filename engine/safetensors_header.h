@@ -59,9 +59,6 @@ class Utf8Checker {
 };
 bool IsUtf8(const std::string& text);
 
-// `name` in quotes for a message: control characters escaped, cut after 120 bytes.
-std::string QuotedName(const std::string& name);
-
 // pread until `out` is full. DATA_LOSS when the file ends early or cannot be read; the message has no path.
 absl::Status ReadFully(int fd, uint64_t offset, std::span<uint8_t> out);
 

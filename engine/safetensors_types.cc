@@ -1,9 +1,11 @@
 // Element types, sizes and names of the container: what reader and writer both check. Pure functions.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "engine/outside_name.h"
 #include "engine/safetensors.h"
 #include "engine/safetensors_header.h"
 
@@ -101,6 +103,12 @@ bool IsUtf8(const std::string& text) {
     if (!checker.Feed(static_cast<uint8_t>(c))) return false;
   }
   return checker.complete();
+}
+
+std::array<uint64_t, 2> HashName(const std::string& name) {
+  uint64_t fnv = 0xCBF29CE484222325ull;
+  for (const char c : name) fnv = (fnv ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
+  return {std::hash<std::string>()(name), fnv};
 }
 
 std::string QuotedName(const std::string& name) {

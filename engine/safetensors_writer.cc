@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "engine/outside_name.h"
 #include "engine/safetensors.h"
 #include "engine/safetensors_header.h"
 

@@ -7,10 +7,15 @@
 #include "kernels/number_formats.h"
 
 namespace moed {
+namespace {
+
+constexpr size_t kMissingNamesKept = 10;
+
+}  // namespace
 
 TensorRef TensorFinder::Want(const std::string& name) {
   const TensorRef tensor = Optional(name);
-  if (!tensor) missing_.push_back(name);
+  if (!tensor && ++missing_count_ <= kMissingNamesKept) missing_.push_back(name);
   return tensor;
 }
 

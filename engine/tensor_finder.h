@@ -40,12 +40,15 @@ class TensorFinder {
   TensorRef Look(const std::string& name) const { return checkpoint_.Find(name); }
   bool Exists(const std::string& name) const { return static_cast<bool>(Look(name)); }
 
+  // The first names that are missing, and how many there are: a config may claim experts without end.
   const std::vector<std::string>& missing() const { return missing_; }
+  size_t missing_count() const { return missing_count_; }
 
  private:
   const Checkpoint& checkpoint_;
   std::vector<const TensorInfo*>* const used_;
   std::vector<std::string> missing_;
+  size_t missing_count_ = 0;
 };
 
 // The tensor's name in its file: a search, for messages only.

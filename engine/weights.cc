@@ -44,14 +44,20 @@ absl::Status TakeScheme(const LinearSource& source, bool first, LinearScheme* li
                                                  Describe(UniformScheme(*linear))));
 }
 
+// Experts are collected one by one, and only while their tensors are there: what a plan takes grows with the file, never with
+// the number of experts that the config claims. A plan with missing tensors is refused anyway.
+void Keep(const TensorFinder& finder, ExpertSource source, std::vector<ExpertSource>* sources) {
+  if (finder.missing_count() == 0) sources->push_back(std::move(source));
+}
+
 // desc->num_experts experts with modules by `modules_of`, hidden x intermediate each.
 template <typename ModulesOf>
 absl::Status PlanSeparate(const ModelConfig& config, TensorFinder& finder, LayerPlan* plan, MoeDesc* desc,
                           const ModulesOf& modules_of, std::shared_ptr<const ExpertReader>* reader) {
-  std::vector<ExpertSource> sources(desc->num_experts);
+  std::vector<ExpertSource> sources;
   for (int expert = 0; expert < desc->num_experts; ++expert) {
     const ExpertModules modules = modules_of(expert);
-    ExpertSource& source = sources[expert];
+    ExpertSource source;
     const std::tuple<const std::string*, LinearSource*, LinearScheme*, int64_t, int64_t> projections[] = {
         {&modules.gate, &source.gate, &desc->scheme.gate, desc->intermediate, desc->hidden},
         {&modules.up, &source.up, &desc->scheme.up, desc->intermediate, desc->hidden},
@@ -62,6 +68,7 @@ absl::Status PlanSeparate(const ModelConfig& config, TensorFinder& finder, Layer
       MOED_RETURN_IF_ERROR(TakeScheme(*linear, expert == 0, scheme));
       *target = *std::move(linear);
     }
+    Keep(finder, std::move(source), &sources);
   }
   *reader = MakeSeparateReader(std::move(sources));
   return absl::OkStatus();
@@ -70,7 +77,7 @@ absl::Status PlanSeparate(const ModelConfig& config, TensorFinder& finder, Layer
 // gpt-oss per expert: gate and up interleaved in one matrix, "<root><e>.gate_up_proj".
 absl::Status PlanInterleaved(const ModelConfig& config, TensorFinder& finder, LayerPlan* plan, const std::string& root) {
   MoeDesc& desc = plan->routed;
-  std::vector<ExpertSource> sources(desc.num_experts);
+  std::vector<ExpertSource> sources;
   for (int expert = 0; expert < desc.num_experts; ++expert) {
     const std::string base = absl::StrCat(root, expert, ".");
     absl::StatusOr<LinearSource> both =
@@ -86,8 +93,7 @@ absl::Status PlanInterleaved(const ModelConfig& config, TensorFinder& finder, La
     }
     MOED_RETURN_IF_ERROR(TakeScheme(*both, expert == 0, &desc.scheme.gate));
     MOED_RETURN_IF_ERROR(TakeScheme(*down, expert == 0, &desc.scheme.down));
-    sources[expert].gate = *std::move(both);
-    sources[expert].down = *std::move(down);
+    Keep(finder, {*std::move(both), {}, *std::move(down)}, &sources);
   }
   desc.scheme.up = desc.scheme.gate;
   plan->experts = MakeInterleavedReader(std::move(sources));
@@ -214,7 +220,9 @@ absl::StatusOr<LayerPlan> PlanLayer(const ModelConfig& config, const Checkpoint&
   MOED_RETURN_IF_ERROR(PlanRouted(config, checkpoint, finder, &plan));
   MOED_RETURN_IF_ERROR(PlanShared(config, checkpoint, finder, &plan));
   MOED_RETURN_IF_ERROR(PlanGate(config, checkpoint, finder, layer));
-  if (!finder.missing().empty()) return MissingTensors(absl::StrCat(checkpoint.path(), ": layer ", layer), finder.missing());
+  if (finder.missing_count() > 0) {
+    return MissingTensors(absl::StrCat(checkpoint.path(), ": layer ", layer), finder.missing(), finder.missing_count());
+  }
   return plan;
 }
 
@@ -226,7 +234,7 @@ absl::StatusOr<GateWeights> ReadGate(const ModelConfig& config, const Checkpoint
     const std::string& name = tensors[at].name;
     if (name.empty()) continue;
     const TensorRef tensor = checkpoint.Find(name);
-    if (!tensor) return MissingTensors(absl::StrCat(checkpoint.path(), ": layer ", layer), {name});
+    if (!tensor) return MissingTensors(absl::StrCat(checkpoint.path(), ": layer ", layer), {name}, 1);
     MOED_RETURN_IF_ERROR(CheckShape(tensor, tensors[at].shapes));
     MOED_RETURN_IF_ERROR(ReadFloats(tensor, targets[at]));
     for (size_t element = 0; element < targets[at]->size(); ++element) {

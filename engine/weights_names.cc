@@ -161,11 +161,10 @@ GateNames FindGateNames(const ModelConfig& config, const Checkpoint& checkpoint,
   return names;
 }
 
-absl::Status MissingTensors(const std::string& what, const std::vector<std::string>& missing) {
-  std::string text = absl::StrCat(what, ": ", missing.size(), " tensors are missing: ");
-  const size_t shown = std::min<size_t>(missing.size(), 10);
-  for (size_t at = 0; at < shown; ++at) absl::StrAppend(&text, at == 0 ? "" : ", ", missing[at]);
-  if (shown < missing.size()) absl::StrAppend(&text, ", and ", missing.size() - shown, " more");
+absl::Status MissingTensors(const std::string& what, const std::vector<std::string>& first, size_t count) {
+  std::string text = absl::StrCat(what, ": ", count, " tensors are missing: ");
+  for (size_t at = 0; at < first.size(); ++at) absl::StrAppend(&text, at == 0 ? "" : ", ", first[at]);
+  if (first.size() < count) absl::StrAppend(&text, ", and ", count - first.size(), " more");
   return absl::NotFoundError(text);
 }
 

@@ -63,8 +63,8 @@ GateNames FindGateNames(const ModelConfig& config, const Checkpoint& checkpoint,
 // The tensor suffixes by which a module's storage is recognised: ".weight", ".qweight", ".weight_packed".
 const std::vector<std::string>& StorageSuffixes();
 
-// NOT_FOUND with the count and the first ten of `missing` (not empty); `what` says of what.
-absl::Status MissingTensors(const std::string& what, const std::vector<std::string>& missing);
+// NOT_FOUND with the count of missing tensors and the `first` names of them; `what` says of what.
+absl::Status MissingTensors(const std::string& what, const std::vector<std::string>& first, size_t count);
 
 }  // namespace moed
 

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/checkpoint.h"
 #include "engine/device_json.h"
 #include "engine/engine.h"
+#include "engine/text_file.h"
 #include "kernels/backends.h"
 #include "nlohmann/json.hpp"
 #include "server/setup.h"

@@ -224,16 +224,4 @@ TEST_CASE("Shards may be symbolic links, as in a download cache") {
   CheckError(Checkpoint::Open(model).status(), absl::StatusCode::kNotFound, "model.safetensors");
 }
 
-TEST_CASE("Text files are read up to a limit") {
-  TempDir dir;
-  const std::string text = std::string(100000, 'x') + std::string(1, '\0') + "end";
-  WriteFile(dir.File("t"), text);
-  const auto read = ReadTextFile(dir.File("t"), text.size());
-  REQUIRE(read.ok());
-  CHECK(*read == text);
-  CheckError(ReadTextFile(dir.File("t"), text.size() - 1).status(), absl::StatusCode::kInvalidArgument, "at most");
-  CheckError(ReadTextFile(dir.File("none"), 10).status(), absl::StatusCode::kNotFound, "none");
-  CheckError(ReadTextFile(dir.path(), 10).status(), absl::StatusCode::kInvalidArgument, "regular");
-}
-
 }  // namespace moed
