@@ -237,10 +237,12 @@ absl::StatusOr<GateWeights> ReadGate(const ModelConfig& config, const Checkpoint
     if (!tensor) return MissingTensors(absl::StrCat(checkpoint.path(), ": layer ", layer), {name}, 1);
     MOED_RETURN_IF_ERROR(CheckShape(tensor, tensors[at].shapes));
     MOED_RETURN_IF_ERROR(ReadFloats(tensor, targets[at]));
+    const bool ranks_last = targets[at] == &gate.correction_bias;  // -Inf is how a bias says that
     for (size_t element = 0; element < targets[at]->size(); ++element) {
       const float value = (*targets[at])[element];
-      if (!std::isfinite(value))
-        return TensorError(tensor, absl::StrCat("element ", element, " is ", value, ", want a finite number"));
+      if (std::isfinite(value) || (ranks_last && value == -HUGE_VALF)) continue;
+      return TensorError(tensor, absl::StrCat("element ", element, " is ", value, ", want a finite number",
+                                              ranks_last ? " or -inf" : ""));
     }
   }
   return gate;

@@ -47,7 +47,8 @@ struct LayerPlan {
 // `checkpoint` must outlive the plan.
 absl::StatusOr<LayerPlan> PlanLayer(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 
-// Reads the gate of `layer`. Errors as PlanLayer; NaN in a gate weight is INVALID_ARGUMENT.
+// Reads the gate of `layer`. Errors as PlanLayer; a value that is not finite is INVALID_ARGUMENT, but for -Inf in a correction
+// bias: that expert ranks last.
 absl::StatusOr<GateWeights> ReadGate(const ModelConfig& config, const Checkpoint& checkpoint, int layer);
 
 // INVALID_ARGUMENT when the checkpoint holds tensors that look like experts' and that no plan reads (count and the first ten

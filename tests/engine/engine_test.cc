@@ -341,19 +341,6 @@ TEST_CASE("Bad calls are refused with the numbers and the next call is right") {
   CHECK(served.engine.Forward("other", call, {out.data(), DType::kF32, 1, 64}, &info).code() == absl::StatusCode::kNotFound);
 }
 
-TEST_CASE("B38: zero rows are an empty result, and the next call is right") {
-  for (int experts : {12, 64}) {
-    ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = experts};
-    for (const std::string& policy : kBackends) {
-      Served served(spec, policy);
-      ForwardCall empty;
-      empty.hidden = {nullptr, DType::kBf16, 0, 64};
-      CHECK(served.engine.Forward("m", empty, {nullptr, DType::kBf16, 0, 64}, &served.info).ok());
-      CHECK(served.Row(std::vector<float>(64, 0.25f)).ok());
-    }
-  }
-}
-
 TEST_CASE("NaN from the server's own gate makes that row NaN and leaves the rest as they were") {
   ModelSpec spec{.family = ModelFamily::kQwen3Moe, .hidden = 64, .intermediate = 32, .num_experts = 8};
   for (const std::string& policy : kBackends) {

@@ -1,8 +1,11 @@
 // Servers that hold ranges of experts: the parts sum to the whole, ids outside contribute 0, the shared expert comes once.
 #include <catch2/catch.hpp>
 
+#include <cmath>
+
 #include "engine/engine.h"
 #include "kernels/backends.h"
+#include "tests/support/case_calls.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/judge.h"
 #include "tests/support/temp_dir.h"
@@ -29,6 +32,11 @@ absl::StatusOr<std::vector<float>> RunRange(const std::string& path, int layer, 
   status = engine.Forward("m", call, {out.data(), DType::kF32, base.hidden.rows, hidden}, &info);
   if (!status.ok()) return status;
   return out;
+}
+
+CaseInput InF32(CaseInput input) {
+  input.dtype = DType::kF32;
+  return input;
 }
 
 }  // namespace
@@ -61,6 +69,48 @@ TEST_CASE("B52: ten experts on four servers (3, 3, 2, 2) sum to the whole, whoev
       for (size_t at = 0; at < sum.size(); ++at) sum[at] += (*part)[at];
     }
     const Judgement judgement = Judge(sum, *whole, 64, 1e-5);
+    INFO(judgement.reason);
+    CHECK(judgement.passed);
+  }
+}
+
+TEST_CASE("B52: each rank has the input scales of its own experts, each expert is on one rank, and other ranks' ids add 0") {
+  const CaseScheme& scheme = CaseSchemeNamed("nvfp4 W4A4");
+  const CaseModel model(SpecOf(scheme, 10, 3, 256, 128), scheme, [](CheckpointBuilder& builder) {
+    // From 1 / 4 to 128 times the usual: a neighbour's scale would show.
+    SetInputScales(&builder, [](int expert, int projection) {
+      return std::ldexp(projection == kDown ? 64.0f : 2.0f, expert - 2) / (6.0f * 448.0f);
+    });
+  });
+  const std::pair<int, int> ranges[] = {{0, 3}, {3, 6}, {6, 8}, {8, 10}};
+  const CaseInput input = RoutedInput(40, 256, 10, 3);
+  for (const std::string& backend : model.Backends()) {
+    INFO(backend);
+    CaseEngine whole(model, backend);
+    const std::vector<float> want = whole.Rows(InF32(input));
+    const uint64_t all_bytes = whole.engine().Status()[0].layers[0].bytes;
+    std::vector<float> sum(want.size(), 0.0f);
+    std::vector<int> owners(10, 0);
+    for (const auto& [first, end] : ranges) {
+      EngineOptions options;
+      options.first_expert = first;
+      options.end_expert = end;
+      CaseEngine rank(model, backend, options);
+      const std::vector<float> part = rank.Rows(InF32(input));
+      for (size_t at = 0; at < sum.size(); ++at) sum[at] += part[at];
+      CHECK(rank.engine().Status()[0].layers[0].bytes == all_bytes / 10 * static_cast<uint64_t>(end - first));
+      for (int expert = 0; expert < 10; ++expert) {
+        CaseInput one = InF32(input.Part(expert, 1));
+        one.ids = {expert, 9 - expert, expert};
+        one.weights = {0.5f, 0.0f, 0.25f};
+        const std::vector<float> y = rank.Rows(one);
+        const bool mine = first <= expert && expert < end;
+        owners[expert] += mine;
+        CHECK(y == (mine ? whole.Rows(one) : std::vector<float>(256, 0.0f)));
+      }
+    }
+    CHECK(owners == std::vector<int>(10, 1));
+    const Judgement judgement = Judge(sum, want, 256, 1e-5);
     INFO(judgement.reason);
     CHECK(judgement.passed);
   }
