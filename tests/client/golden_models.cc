@@ -10,7 +10,6 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "client/moed_client.h"
 #include "engine/safetensors.h"
@@ -19,15 +18,6 @@ namespace moed::testing {
 namespace {
 
 constexpr char kData[] = "tests/data";
-
-// Schemes that moed serves, among the folders that MOED_MODELS may name.
-bool IsServed(const std::string& name) {
-  static const std::set<std::string> kServed = {
-      "tiny-deepseekv3-bf16", "tiny-gptoss-bf16", "tiny-mixtral-bf16", "tiny-qwen3moe-bf16",   "gptq-int4-g32-sym",
-      "gptq-int4-g64-sym",    "ct-w4a16-g32-sym", "ct-w4a16-channel",  "ct-w4a16-g32-sharded",
-  };
-  return kServed.count(name) > 0;
-}
 
 GoldenModel Describe(const std::string& path) {
   GoldenModel model{.name = std::filesystem::path(path).filename(), .path = path, .layers = {}};
@@ -105,6 +95,27 @@ double RowGap(const nlohmann::json& config, const std::vector<float>& bias, cons
 
 }  // namespace
 
+bool GoldenModel::Has(int layer, const std::string& tensor) const {
+  const auto file = SafetensorsFile::Open(GoldenFile());
+  REQUIRE(file.ok());
+  return (*file)->Find(std::to_string(layer) + "." + tensor) != nullptr;
+}
+
+uint64_t GoldenModel::ExpertBytes(int layer) const {
+  const std::string block = "layers." + std::to_string(layer) + ".";
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().extension() != ".safetensors" || entry.path() == GoldenFile()) continue;
+    const auto file = SafetensorsFile::Open(entry.path());
+    REQUIRE(file.ok());
+    for (const auto& [name, info] : (*file)->tensors()) {
+      if (name.find(block) != std::string::npos && name.find("expert") != std::string::npos) bytes += info.bytes;
+    }
+  }
+  REQUIRE(bytes > 0);
+  return bytes;
+}
+
 std::vector<GoldenModel> GoldenModels() {
   std::vector<GoldenModel> models;
   for (const std::string& path : Folders(kData)) models.push_back(Describe(path));
@@ -112,7 +123,10 @@ std::vector<GoldenModel> GoldenModels() {
   const char* wide = std::getenv("MOED_MODELS");
   if (wide == nullptr || *wide == 0) return models;
   for (const std::string& path : Folders(wide)) {
-    if (IsServed(std::filesystem::path(path).filename())) models.push_back(Describe(path));
+    const std::string name = std::filesystem::path(path).filename();
+    if (std::none_of(models.begin(), models.end(), [&](const GoldenModel& m) { return m.name == name; })) {
+      models.push_back(Describe(path));
+    }
   }
   return models;
 }

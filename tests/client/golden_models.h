@@ -15,10 +15,13 @@ struct GoldenModel {
   std::vector<int> layers;  // with golden outputs, ascending
 
   std::string GoldenFile() const { return path + "/golden.safetensors"; }
+  // Whether the golden file has the tensor "LAYER.NAME".
+  bool Has(int layer, const std::string& tensor) const;
+  // Bytes of all tensors of the layer's experts, the shared one included, as they lie in the checkpoint.
+  uint64_t ExpertBytes(int layer) const;
 };
 
-// Every folder below tests/data; where MOED_MODELS names a folder, also those of its models whose scheme and family moed
-// serves.
+// Every folder below tests/data; where MOED_MODELS names a folder, also those of its models that have another name.
 std::vector<GoldenModel> GoldenModels();
 // One of tests/data by name.
 GoldenModel CheckedInModel(const std::string& name);
