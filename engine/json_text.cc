@@ -15,11 +15,14 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;  // real files need 8
 
-// What values cost in memory, about: the tree, and for texts also the copies that readers of lists make of them.
-constexpr uint64_t kValueCost = 16;
-constexpr uint64_t kContainerCost = 64;
-constexpr uint64_t kKeyCost = 176;
-constexpr uint64_t kTextCost = 144;
+// What values cost in memory, as measured: lists that grow hold their elements twice for a moment, and readers of lists of
+// names make copies of them.
+constexpr uint64_t kValueCost = 64;
+constexpr uint64_t kContainerCost = 96;
+constexpr uint64_t kKeyCost = 144;
+constexpr uint64_t kTextCost = 208;
+constexpr uint64_t kKeyByteCost = 2;
+constexpr uint64_t kTextByteCost = 5;
 
 bool OrderMatters(const std::string& key) {
   static const std::set<std::string> keys = {"config_groups", "dynamic", "extra_config", "layer_quant_config"};
@@ -38,7 +41,7 @@ class Checker : public nlohmann::json_sax<json> {
   bool number_integer(number_integer_t) override { return Spend(kValueCost); }
   bool number_unsigned(number_unsigned_t) override { return Spend(kValueCost); }
   bool number_float(number_float_t, const string_t&) override { return Spend(kValueCost); }
-  bool string(string_t& text) override { return Spend(kTextCost + text.size()); }
+  bool string(string_t& text) override { return Spend(kTextCost + kTextByteCost * text.size()); }
   bool binary(binary_t&) override { return true; }
 
   bool start_object(std::size_t) override { return Push(true); }
@@ -47,7 +50,7 @@ class Checker : public nlohmann::json_sax<json> {
   bool end_array() override { return Pop(); }
 
   bool key(string_t& name) override {
-    if (!Spend(kKeyCost + name.size())) return false;
+    if (!Spend(kKeyCost + kKeyByteCost * name.size())) return false;
     Level& level = levels_.back();
     if (!level.keys.insert(name).second) {
       error_ = absl::StrCat("the key \"", name, "\" appears twice in one object");

@@ -22,8 +22,9 @@ namespace moed {
 // A configuration file is at most this long; real ones are a few hundred KiB.
 constexpr uint64_t kMaxConfigBytes = 16u << 20;
 
-// And its values may take about this much memory: a text of a few MiB can hold millions of them.
-constexpr uint64_t kMaxConfigMemory = 32u << 20;
+// And its values may take about this much memory: a text of a few MiB can hold millions of them. Enough for settings of each
+// module of 50,000, one by one.
+constexpr uint64_t kMaxConfigMemory = 48u << 20;
 
 // Follows a JSON text and stops it at a string or number that is longer than any real one: parsers hold each token several
 // times. Names of tensors have some hundred characters, chat templates some ten thousand.

@@ -87,6 +87,19 @@ TEST_CASE("A pattern is at most 1000 characters") {
   CHECK(std::string(pattern.status().message()).find("1001 characters") != std::string::npos);
 }
 
+TEST_CASE("The patterns of one config share a budget of steps, and one that does not fit takes nothing from it") {
+  const std::string large = "(.{0,60}x){0,30}";  // some 3700 steps
+  REQUIRE(Pattern::Compile(large).ok());
+  PatternBudget budget;
+  int compiled = 0;
+  while (compiled < 100 && Pattern::Compile(large, &budget).ok()) ++compiled;
+  CHECK(compiled >= 16);
+  CHECK(compiled < 24);
+  CHECK(std::string(Pattern::Compile(large, &budget).status().message()).find("too large together") != std::string::npos);
+  CHECK(Pattern::Compile("small", &budget).ok());
+  CHECK(Pattern::Compile(large).ok());  // on its own
+}
+
 TEST_CASE("Deep groups are refused and shallow ones are not") {
   CHECK(Pattern::Compile(std::string(50, '(') + "a" + std::string(50, ')')).ok());
   CHECK_FALSE(Pattern::Compile(std::string(499, '(') + "a" + std::string(499, ')')).ok());

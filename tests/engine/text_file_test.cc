@@ -76,4 +76,13 @@ TEST_CASE("A text with more values than memory is meant for them is refused") {
   }
 }
 
+TEST_CASE("Settings of 50,000 modules, one by one, are no more than a config may hold") {
+  std::string text = "{\"quantized_layers\": {\"lm_head\": {}";
+  for (int i = 0; i < 50000; ++i) {
+    const std::string module = "model.layers." + std::to_string(i / 768) + ".mlp.experts." + std::to_string(i % 768) + ".gate_proj";
+    text += ", \"" + module + "\": {\"quant_algo\": \"NVFP4\", \"group_size\": 16}";
+  }
+  CHECK(ErrorOf(text + "}}").empty());
+}
+
 }  // namespace moed
