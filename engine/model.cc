@@ -35,7 +35,7 @@ std::vector<std::string> NotRead(const Checkpoint& checkpoint, std::span<const L
   std::unordered_set<const TensorInfo*> used;
   for (const LayerPlan& plan : plans) used.insert(plan.used.begin(), plan.used.end());
   size_t count = 0;
-  std::string first;
+  absl::string_view first;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(tensor.info)) continue;
     if (count++ == 0 || name < first) first = name;
