@@ -83,7 +83,7 @@ struct ServedLayer {
   std::string backend;
 };
 
-// Serves all golden models in every way and hands each of their layers to `check`.
+// Serves all golden models in every way and hands each of their layers to `check`, once for each policy and executed scheme.
 template <typename Check>
 void ForEachServedLayer(const Check& check) {
   const std::vector<GoldenModel> models = GoldenModels();
@@ -99,6 +99,8 @@ void ForEachServedLayer(const Check& check) {
       REQUIRE(served["name"] == models[at].name);
       REQUIRE(served["layers"].size() == models[at].layers.size());
       for (const Json& row : served["layers"]) {
+        // Without quantized activations the two ways are one.
+        if (way.activations == "none" && row["scheme"] == row["executed_scheme"]) continue;
         INFO(models[at].path << ", layer " << row["layer"]);
         check(server, way, ServedLayer{models[at], row["layer"], row["executed_scheme"], row["bytes"], row["backend"]});
       }
