@@ -31,8 +31,9 @@ add_result() {
 # run_programs TARGET...: runs these tests with `bazel_options` and adds their results, taken from Bazel's summary:
 # "//tests/x:y_test  (cached) PASSED in 1s".
 run_programs() {
-  local log="$work/bazel.log" logs label state
-  bazel test --keep_going --color=no --test_summary=short "${bazel_options[@]}" "$@" 2>&1 | tee "$log" || true
+  local log="$work/bazel.log" code=0 logs label state
+  bazel test --keep_going --color=no --test_summary=short "${bazel_options[@]}" "$@" 2>&1 | tee "$log" || code="${PIPESTATUS[0]}"
+  ((code != 8)) || fail 1 "interrupted"  # Bazel's code for that
   logs="$(bazel info "${bazel_options[@]}" bazel-testlogs 2>/dev/null)"
   for label in "$@"; do
     state="$(awk -v label="$label" '$1 == label' "$log" | tail -n 1)"

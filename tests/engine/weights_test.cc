@@ -242,7 +242,7 @@ TEST_CASE("A tensor of the wrong shape or type is refused with file, tensor, wan
 TEST_CASE("A config whose sizes are not those of the tensors is refused") {
   for (const auto& [key, value] : std::vector<std::pair<std::string, int>>{{"hidden_size", 256}, {"intermediate_size", 128},
                                                                           {"num_local_experts", 13}, {"num_local_experts", 11}}) {
-    CheckRefused(GptqSpec(), [&](CheckpointBuilder& b) {
+    CheckRefused(GptqSpec(), [&, key = key, value = value](CheckpointBuilder& b) {
       nlohmann::json config = nlohmann::json::parse(b.GetFile("config.json"));
       REQUIRE(config.contains(key));
       config[key] = value;
