@@ -92,6 +92,13 @@ void CheckForced(const CaseModel& model, const std::string& policy, const std::s
   CHECK(result.models[0].layers[1].scheme.find("bf16") != std::string::npos);
 }
 
+// GPTQ with scattered groups, which the vector backends do not take.
+ModelSpec ActOrderSpec() {
+  ModelSpec spec{.family = ModelFamily::kQwen3Moe};
+  spec.experts = {.format = ExpertFormat::kGptq, .group = 64, .group_index = GroupIndex::kShuffled};
+  return spec;
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -188,32 +195,42 @@ TEST_CASE("B02b, B02c: on every device each backend that cannot run a scheme say
 }
 
 TEST_CASE("B02b, B02c: all reasons of a backend are told at once: instructions and scheme") {
-  for (const char* scheme_name : {"nvfp4 W4A4", "fp8 block"}) {
+  const CaseModel model(ActOrderSpec(), {});
+  const LayerExplanation a100 = Explained(model.path(), *BuiltInDevice("a100"));  // its host has AVX2 only
+  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "isa_missing", "avx512f"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", "gate: act-order"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", "down: act-order"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_avx2"), "scheme_unsupported", "gate: act-order"));
+  CHECK_FALSE(HasReason(VerdictOf(a100, "cpu_avx2"), "isa_missing", ""));
+  CHECK(a100.choice == "cpu_generic");
+  const LayerExplanation h200 = Explained(model.path(), *BuiltInDevice("h200"));
+  CHECK_FALSE(HasReason(VerdictOf(h200, "cpu_avx512"), "isa_missing", ""));
+  CHECK(HasReason(VerdictOf(h200, "cpu_avx512"), "scheme_unsupported", "gate: act-order"));
+}
+
+TEST_CASE("B02b, B02c: what the host of a device cannot run falls to the next backend, with its one reason") {
+  for (const char* scheme_name : {"nvfp4 W4A4", "fp8 block", "int8 W8A8", "mxfp4"}) {
+    INFO(scheme_name);
     const CaseScheme& scheme = CaseSchemeNamed(scheme_name);
     const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
-    const LayerExplanation a100 = Explained(model.path(), *BuiltInDevice("a100"));  // its host has AVX2 only
+    const LayerExplanation a100 = Explained(model.path(), *BuiltInDevice("a100"));
     CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "isa_missing", "avx512f"));
-    CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", ""));
-    CHECK(HasReason(VerdictOf(a100, "cpu_avx2"), "scheme_unsupported", ""));
-    CHECK_FALSE(HasReason(VerdictOf(a100, "cpu_avx2"), "isa_missing", ""));
-    CHECK(a100.choice == "cpu_generic");
-    const LayerExplanation h200 = Explained(model.path(), *BuiltInDevice("h200"));
-    CHECK_FALSE(HasReason(VerdictOf(h200, "cpu_avx512"), "isa_missing", ""));
-    CHECK(HasReason(VerdictOf(h200, "cpu_avx512"), "scheme_unsupported", ""));
+    CHECK_FALSE(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", ""));
+    CHECK(a100.choice == "cpu_avx2");
+    CHECK(Explained(model.path(), *BuiltInDevice("h200")).choice == "cpu_avx512");
   }
 }
 
 TEST_CASE("B02: a refusal comes before a weight is read") {
-  const CaseScheme& scheme = CaseSchemeNamed("fp8");
-  // A NaN code, which a load that reads it names.
-  const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme, [](CheckpointBuilder& builder) {
-    builder.Find("model.layers.0.mlp.experts.0.gate_proj.weight")->bytes[0] = 0x7F;
+  // A NaN scale, which a load that reads it names.
+  const CaseModel model(ActOrderSpec(), {}, [](CheckpointBuilder& builder) {
+    builder.Find("model.layers.0.mlp.experts.0.gate_proj.scales")->bytes[1] = 0x7F;
   });
-  CHECK(Mentions(TryLoad(model.path()).status, "element 0"));
+  CHECK(Mentions(TryLoad(model.path()).status, "scale 0"));
   const LoadResult refused = TryPlan(model.path(), "require:cpu_avx2");
   INFO(refused.status.ToString());
   CHECK(refused.status.code() == absl::StatusCode::kFailedPrecondition);
-  CHECK_FALSE(Mentions(refused.status, "element 0"));
+  CHECK_FALSE(Mentions(refused.status, "scale 0"));
   CHECK(refused.models.empty());
 }
 

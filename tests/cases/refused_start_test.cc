@@ -67,7 +67,9 @@ TEST_CASE("B15: a server whose zero points contradict sym ends before it is read
 
 TEST_CASE(
     "B01, B02: a server with a forced backend that cannot run a layer does not start, and tells every backend's reasons") {
-  const CaseModel model(SmallSpec("nvfp4"), CaseSchemeNamed("nvfp4"));
+  ModelSpec spec = SmallSpec("bf16");
+  spec.experts = {.format = ExpertFormat::kGptq, .group = 32, .group_index = GroupIndex::kShuffled};
+  const CaseModel model(spec, {});
   CheckNeverReady(model.path(), {"--policy", "require:cpu_avx2"},
                   {"layer 0", "the required backend cpu_avx2 cannot run this layer"});
   CheckNeverReady(model.path(), {"--policy", "require:cpu_frob"}, {"cpu_frob", "cpu_generic"});

@@ -300,8 +300,8 @@ TEST_CASE("The judge fails NaN, non-zero where zero is due, and sizes that do no
 
 TEST_CASE("Verdicts name every reason with its numbers") {
   MoeDesc desc = testing::MakeDesc(4, 2, 64, 64, testing::Int4Scheme(32, ScaleType::kF16));
-  desc.scheme.gate.weights.zero_points = true;
-  desc.scheme.down.weights.element = ElementType::kFp8E4m3;
+  desc.scheme.gate.weights.act_order = true;
+  desc.scheme.down.weights.element = ElementType::kFp6E2m3;
   DeviceInfo old;  // no instruction-set extension at all
   for (const Backend* backend : cpu::CpuBackends()) {
     const Verdict verdict = backend->Check(desc, old);
@@ -309,10 +309,10 @@ TEST_CASE("Verdicts name every reason with its numbers") {
       CHECK(verdict.ok());  // it runs every scheme
       continue;
     }
-    REQUIRE(verdict.reasons.size() == 4);  // the missing flags, zero points, fp8, gate against up
+    REQUIRE(verdict.reasons.size() == 4);  // the missing flags, act-order, fp6, gate against up
     CHECK(verdict.reasons[0].code == "isa_missing");
-    CHECK(verdict.reasons[1].text.find("zero points") != std::string::npos);
-    CHECK(verdict.reasons[2].text.find("fp8") != std::string::npos);
+    CHECK(verdict.reasons[1].text.find("gate: act-order") != std::string::npos);
+    CHECK(verdict.reasons[2].text.find("down: weights are fp6_e2m3") != std::string::npos);
     CHECK(verdict.reasons[3].text.find("differ") != std::string::npos);
   }
   desc.scheme.down.input.mode = ActivationMode::kDynamic;
