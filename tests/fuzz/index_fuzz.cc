@@ -49,7 +49,7 @@ void Run(Bytes input) {
     return;
   }
   Require(!(*checkpoint)->tensors().empty(), "a checkpoint has tensors");
-  for (const auto& [name, tensor] : (*checkpoint)->tensors()) CheckTensor(**checkpoint, name, tensor);
+  for (const auto& [name, tensor] : (*checkpoint)->tensors()) CheckTensor(**checkpoint, std::string(name), tensor);
 }
 
 }  // namespace

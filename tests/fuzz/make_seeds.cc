@@ -12,6 +12,7 @@
 #include "engine/checkpoint.h"
 #include "engine/model_config.h"
 #include "engine/safetensors.h"
+#include "engine/text_file.h"
 #include "engine/weights.h"
 #include "nlohmann/json.hpp"
 #include "proto/moe/v1/moe.pb.h"

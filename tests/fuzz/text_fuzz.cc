@@ -47,7 +47,8 @@ void TryName(const std::string& entry, const std::string& name) {
     Require(CanonicalModule(query.canonical()) == query.canonical(), "a canonical name is its own canonical name");
     for (auto add : {&NameList::Add, &NameList::AddGlob, &NameList::AddPart}) {
       NameList list;
-      if (const absl::Status status = (list.*add)(entry); !status.ok()) {
+      PatternBudget patterns;
+      if (const absl::Status status = (list.*add)(entry, &patterns); !status.ok()) {
         Require(absl::IsInvalidArgument(status), "a bad entry is an invalid argument");
         continue;
       }
