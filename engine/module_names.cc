@@ -73,7 +73,9 @@ std::string CanonicalModule(const std::string& name) {
   const size_t layers = FindLayers(parts);
   if (layers < parts.size()) return Join(parts, layers);
   // Outside of the blocks ("lm_head") or relative to one ("mlp.experts.0.gate_proj").
-  return Join(parts, parts.front() == "model" && parts.size() > 1 ? 1 : 0);
+  size_t first = 0;
+  while (parts[first] == "model" && first + 1 < parts.size()) ++first;
+  return Join(parts, first);
 }
 
 std::string InsideBlock(const std::string& canonical) {

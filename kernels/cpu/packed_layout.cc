@@ -82,13 +82,13 @@ void TransposeWords(const PanelRows& rows, int64_t offset, int64_t columns, uint
     for (int lane = 0; lane < kPanelWidth; lane += 4) {
       Words4 in[4];
       for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows.row[lane + i] + offset + 4 * column, sizeof(Words4));
-      const Words4 low01 = __builtin_shuffle(in[0], in[1], Words4{0, 4, 1, 5});
-      const Words4 low23 = __builtin_shuffle(in[2], in[3], Words4{0, 4, 1, 5});
-      const Words4 high01 = __builtin_shuffle(in[0], in[1], Words4{2, 6, 3, 7});
-      const Words4 high23 = __builtin_shuffle(in[2], in[3], Words4{2, 6, 3, 7});
-      const Words4 lines[4] = {__builtin_shuffle(low01, low23, Words4{0, 1, 4, 5}), __builtin_shuffle(low01, low23, Words4{2, 3, 6, 7}),
-                               __builtin_shuffle(high01, high23, Words4{0, 1, 4, 5}),
-                               __builtin_shuffle(high01, high23, Words4{2, 3, 6, 7})};
+      const Words4 low01 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+      const Words4 low23 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+      const Words4 high01 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+      const Words4 high23 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+      const Words4 lines[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5), __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                               __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                               __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
       for (int i = 0; i < 4; ++i) std::memcpy(out + ((column + i) * kPanelWidth + lane) * 4, &lines[i], sizeof(Words4));
     }
   }
