@@ -9,6 +9,8 @@
 #include "kernels/backends.h"
 #include "tests/support/case_calls.h"
 #include "tests/support/load_child.h"
+#include "tests/support/sanitizer.h"
+#include "tests/support/skip.h"
 
 namespace moed::testing {
 namespace {
@@ -46,6 +48,7 @@ int64_t TotalBytes(const std::string& path) {
 }  // namespace
 
 TEST_CASE("B66: the peak of a load is the model and two layers, and what stays is the model") {
+  if (kAddressSanitizer) return Skip("AddressSanitizer changes the memory that a process takes");
   CaseScheme int4_128 = CaseSchemeNamed("int4");
   int4_128.experts.group = 128;
   for (CaseScheme scheme : {int4_128, CaseSchemeNamed("int4 act-order"), CaseSchemeNamed("fp8")}) {

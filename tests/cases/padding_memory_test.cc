@@ -12,11 +12,15 @@
 #include "tests/support/case_calls.h"
 #include "tests/support/case_probes.h"
 #include "tests/support/process.h"
+#include "tests/support/sanitizer.h"
+#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
 
 using namespace testing;  // NOLINT: the vocabulary of the cases
+
+constexpr char kNoPoison[] = "AddressSanitizer's allocator takes no poison";
 
 // While it lives new memory is filled with `byte`.
 class Poison {
@@ -69,6 +73,7 @@ void CheckLayer(const Layer& layer, const std::vector<int64_t>& counts) {
 }  // namespace
 
 TEST_CASE("B09: the poison is there: new memory is filled with its byte") {
+  if (kAddressSanitizer) return Skip(kNoPoison);
   for (uint8_t byte : kPoisons) {
     const Poison poison(byte);
     std::vector<size_t> sizes = {size_t{4} << 10, size_t{1} << 20, size_t{64} << 20};
@@ -83,14 +88,17 @@ TEST_CASE("B09: the poison is there: new memory is filled with its byte") {
 }
 
 TEST_CASE("B09: FP8 with I = 704 answers with the same bits after 20 loads into poisoned memory") {
+  if (kAddressSanitizer) return Skip(kNoPoison);
   CheckLayer({"fp8", 8, 256, 704, 20}, {1, 7, 64});
 }
 
 TEST_CASE("B09: MXFP4 with H = 2880, I = 1440 answers with the same bits in poisoned memory") {
+  if (kAddressSanitizer) return Skip(kNoPoison);
   CheckLayer({"mxfp4", 2, 2880, 1440, 3}, {1, 7});
 }
 
 TEST_CASE("B09: packed panels, tiles and groups that sizes do not fill hold nothing of the allocator's") {
+  if (kAddressSanitizer) return Skip(kNoPoison);
   for (const Layer& layer : std::vector<Layer>{{"int4", 8, 264, 200, 3},
                                                {"int4 zero points", 4, 264, 200, 3},
                                                {"int4 act-order", 4, 256, 128, 3},
@@ -109,6 +117,7 @@ TEST_CASE("B09: packed panels, tiles and groups that sizes do not fill hold noth
 }
 
 TEST_CASE("B09: the same holds for small pieces, when the allocator keeps none of them back") {
+  if (kAddressSanitizer) return Skip(kNoPoison);
   const Finished finished =
       RunToEnd({"/proc/self/exe", "B09: the poison*,B09: packed panels*"}, {"GLIBC_TUNABLES=glibc.malloc.tcache_count=0"});
   INFO(finished.out << finished.err);
