@@ -192,7 +192,7 @@ TEST_CASE(
     REQUIRE(outcome.finished);
     // Matches nothing: the model is what it was; or the pattern itself is refused.
     CHECK((outcome.ok || outcome.error.find("ignore") != std::string::npos));
-    CHECK(outcome.peak < kRefusalBytes);
+    if (!kAddressSanitizer) CHECK(outcome.peak < kRefusalBytes);
   }
 }
 

@@ -139,7 +139,7 @@ TEST_CASE("A file that shrinks between planning and loading is an error with its
       CHECK_FALSE(outcome.ok);
       CHECK(outcome.error.find(kWeights) != std::string::npos);
       CHECK(outcome.error.find("shorter") != std::string::npos);
-      CHECK(outcome.peak < kRefusalBytes);
+      if (!kAddressSanitizer) CHECK(outcome.peak < kRefusalBytes);
       WriteFile(file, bytes);
     }
   }
@@ -173,7 +173,7 @@ TEST_CASE(
       const LoadOutcome outcome = LoadInChild(dir.path());
       INFO(scheme.name << ", " << name << ": " << outcome.trouble << outcome.error);
       REQUIRE(outcome.finished);
-      CHECK(outcome.peak < kRefusalBytes);
+      if (!kAddressSanitizer) CHECK(outcome.peak < kRefusalBytes);
       // Static scales of activations that are not quantized are known and never read.
       if (outcome.ok && name.ends_with(".input_scale") && scheme.input_levels == 0.0f) continue;
       CHECK_FALSE(outcome.ok);
