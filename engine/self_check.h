@@ -30,8 +30,8 @@ struct CheckSize {
   int experts = 0;
   int slots = 0;
 };
-// At load: three magnitudes, three experts. The reference reads and decodes them in double, so that each one more costs about
-// as much as loading four.
+// At load: three magnitudes, three experts. The reference reads and decodes them in double: each costs about three times what
+// loading an expert does (docs/performance.md).
 inline constexpr CheckSize kLoadCheck = {3, 3, 2};
 // On demand: `tokens` rows with every slot in use, all experts in turn.
 inline CheckSize FullCheck(const MoeDesc& desc, int64_t tokens) { return {tokens, desc.num_experts, desc.top_k}; }
