@@ -30,6 +30,7 @@ MOED_INLINE typename S::F LoadScale(const PanelFormat& format, const uint8_t* pa
   switch (format.scale) {
     case ScaleType::kF16: scale = S::LoadF16(group + 2 * lane); break;
     case ScaleType::kBf16: scale = S::LoadBf16(group + 2 * lane); break;
+    case ScaleType::kE8m0: scale = S::LoadE8m0(group + lane); break;
     case ScaleType::kE4m3: scale = S::Mul(S::LoadSmallE4m3(group + lane), S::Set(kSmallE4m3)); break;
     default: scale = S::LoadBytes(group + 4 * lane); break;
   }
@@ -74,12 +75,16 @@ template <class S>
 struct Int8Decoder {
   static constexpr bool kScaled = true;
   using Scale = typename S::CodeScale;
-  const uint8_t* at;
+  typename S::I words[2];
   static MOED_INLINE Scale MakeScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
     return S::MakeCodeScale(LoadScale<S>(format, panel, group, lane), LoadZero<S>(format, group, lane));
   }
-  MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + lane; }
-  MOED_INLINE typename S::F Weight(int i, const Scale& scale) const { return S::CodeWeight(S::LoadU8(at + kPanelWidth * i), scale); }
+  MOED_INLINE void Load(const uint8_t* block, int lane) {
+    for (int q = 0; q < 2; ++q) words[q] = S::LoadWords(block + 4 * (kPanelWidth * q + lane));
+  }
+  MOED_INLINE typename S::F Weight(int i, const Scale& scale) const {
+    return S::CodeWeight(S::ByteCode(words[i / 4], i % 4), scale);
+  }
 };
 
 // The factor between a code's value and what LoadSmallE4m3 gives is folded into the scale: a power of two, so nothing rounds.
@@ -97,7 +102,20 @@ struct Fp8Decoder {
 
 struct NoScale {};
 
-// Elements that are stored as they are: bf16, f16 or f32.
+// Elements that are stored as they are. bf16 comes in words of two, f16 and f32 in rows of sixteen.
+template <class S>
+struct Bf16Decoder {
+  static constexpr bool kScaled = false;
+  using Scale = NoScale;
+  typename S::I words[4];
+  MOED_INLINE void Load(const uint8_t* block, int lane) {
+    for (int p = 0; p < 4; ++p) words[p] = S::LoadWords(block + 4 * (kPanelWidth * p + lane));
+  }
+  MOED_INLINE typename S::F Weight(int i, NoScale) const {
+    return i % 2 == 0 ? S::LowBf16(words[i / 2]) : S::HighBf16(words[i / 2]);
+  }
+};
+
 template <class S, ElementType kElement>
 struct PlainDecoder {
   static constexpr bool kScaled = false;
@@ -107,7 +125,6 @@ struct PlainDecoder {
   MOED_INLINE void Load(const uint8_t* block, int lane) { at = block + kBytes * lane; }
   MOED_INLINE typename S::F Weight(int i, NoScale) const {
     const uint8_t* row = at + kBytes * kPanelWidth * i;
-    if constexpr (kElement == ElementType::kBf16) return S::LoadBf16(row);
     if constexpr (kElement == ElementType::kF16) return S::LoadF16(row);
     return S::LoadBytes(row);
   }
@@ -291,7 +308,7 @@ void Multiply(const MultiplyArgs& args) {
     case ElementType::kFp4E2m1: return MultiplyWith<S, Fp4Decoder<S>>(args);
     case ElementType::kInt8: return MultiplyWith<S, Int8Decoder<S>>(args);
     case ElementType::kFp8E4m3: return MultiplyWith<S, Fp8Decoder<S>>(args);
-    case ElementType::kBf16: return MultiplyWith<S, PlainDecoder<S, ElementType::kBf16>>(args);
+    case ElementType::kBf16: return MultiplyWith<S, Bf16Decoder<S>>(args);
     case ElementType::kF16: return MultiplyWith<S, PlainDecoder<S, ElementType::kF16>>(args);
     default: return MultiplyWith<S, PlainDecoder<S, ElementType::kF32>>(args);
   }

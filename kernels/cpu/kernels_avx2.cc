@@ -67,6 +67,19 @@ struct Avx2 {
   static MOED_INLINE F LoadU8(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
   }
+  static MOED_INLINE F ByteCode(I words, int i) {
+    const I shifted = i == 0 ? words : _mm256_srli_epi32(words, 8 * i);
+    return _mm256_cvtepi32_ps(i == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi32(0xFF)));
+  }
+  static MOED_INLINE F LowBf16(I words) { return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16)); }
+  static MOED_INLINE F HighBf16(I words) {
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+  // 2^(code - 127); code 0 is the subnormal 2^-127.
+  static MOED_INLINE F LoadE8m0(const uint8_t* at) {
+    const I wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_slli_epi32(wide, 23), _mm256_set1_epi32(0x00400000)));
+  }
   // Sign extension puts the sign into bits 15 and 14 of the shifted code; bit 14 belongs to the exponent.
   static MOED_INLINE F LoadSmallE4m3(const uint8_t* at) {
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));

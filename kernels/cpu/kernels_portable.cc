@@ -1,5 +1,6 @@
 // CPU kernels in portable C++: 4 floats a vector, four vectors a panel. Fused multiply-add is a multiplication and an addition
 // here, so results differ from the other files in the last bits.
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -77,6 +78,13 @@ struct Portable {
     return Map([&](int lane) { return E2m1ToFloat(static_cast<uint8_t>((words[lane] >> (4 * i)) & 15)); });
   }
   static MOED_INLINE F LoadU8(const uint8_t* at) { return Map([&](int i) { return static_cast<float>(at[i]); }); }
+  static MOED_INLINE F ByteCode(I words, int i) { return __builtin_convertvector((words >> (8 * i)) & 255, F); }
+  static MOED_INLINE F LowBf16(I words) { return std::bit_cast<F>(words << 16); }
+  static MOED_INLINE F HighBf16(I words) { return std::bit_cast<F>(words & static_cast<int32_t>(0xFFFF0000u)); }
+  // 2^(code - 127); code 0 is the subnormal 2^-127.
+  static MOED_INLINE F LoadE8m0(const uint8_t* at) {
+    return Map([&](int i) { return std::bit_cast<float>(at[i] == 0 ? 0x00400000u : static_cast<uint32_t>(at[i]) << 23); });
+  }
   static MOED_INLINE F LoadSmallE4m3(const uint8_t* at) {
     return Map([&](int i) { return F16ToFloat(static_cast<uint16_t>((at[i] & 0x80) << 8 | (at[i] & 0x7F) << 7)); });
   }

@@ -94,14 +94,21 @@ void TransposeWords(const PanelRows& rows, int64_t offset, int64_t columns, uint
   }
 }
 
+// Where element (i, lane) of a block lies, counted in elements.
+int64_t ElementAt(ElementType element, int64_t i, int64_t lane) {
+  const int64_t word = element == ElementType::kInt8 ? 4 : element == ElementType::kBf16 ? 2 : 1;
+  return (i / word * kPanelWidth + lane) * word + i % word;
+}
+
 // Whole elements of 1, 2 or 4 bytes: one block, element by element.
 void PackElementBlock(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t first, uint8_t* out) {
+  const ElementType element = weights.scheme.element;
   const int64_t bytes = layout.format.block_bytes / (kBlockDepth * kPanelWidth);
-  std::memset(out, weights.scheme.element == ElementType::kInt8 ? 0x80 : 0, static_cast<size_t>(layout.format.block_bytes));
+  std::memset(out, element == ElementType::kInt8 ? 0x80 : 0, static_cast<size_t>(layout.format.block_bytes));
   for (int64_t i = 0; i < kBlockDepth; ++i) {
     const int64_t k = SourceOf(layout, weights.cols, first + i);
     for (int lane = 0; k >= 0 && lane < kPanelWidth; ++lane) {
-      if (rows.row[lane] != nullptr) std::memcpy(out + (i * kPanelWidth + lane) * bytes, rows.row[lane] + k * bytes, bytes);
+      if (rows.row[lane] != nullptr) std::memcpy(out + ElementAt(element, i, lane) * bytes, rows.row[lane] + k * bytes, bytes);
     }
   }
 }
@@ -126,14 +133,18 @@ void TransposeElements(const PanelRows& rows, int64_t first, int64_t columns, ui
   }
 }
 
-// Positions [at, end) of one group of whole elements: a transpose as far as it goes.
-template <typename Element>
+// Positions [at, end) of one group of whole elements: a transpose as far as it goes, of elements or of words of them.
+template <typename Element, bool kWords>
 void PackElementGroup(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end,
                       uint8_t* out) {
   constexpr int64_t kStep = 16 / sizeof(Element) < kBlockDepth ? kBlockDepth : 16 / sizeof(Element);
   const bool plain = rows.full && layout.source.empty();
   const int64_t whole = plain ? (std::min(end, weights.cols) - at) / kStep * kStep : 0;
-  TransposeElements<Element>(rows, at, whole, out);
+  if constexpr (kWords) {
+    TransposeWords(rows, at * static_cast<int64_t>(sizeof(Element)), whole * static_cast<int64_t>(sizeof(Element)) / 4, out);
+  } else {
+    TransposeElements<Element>(rows, at, whole, out);
+  }
   for (int64_t first = at + whole; first < end; first += kBlockDepth) {
     PackElementBlock(layout, weights, rows, first, out + (first - at) / kBlockDepth * layout.format.block_bytes);
   }
@@ -153,19 +164,7 @@ void PackGroupOf(const LinearWeights& weights, const std::vector<uint8_t>& value
   std::memcpy(out, line, sizeof(line));
 }
 
-// E8M0 scales become bf16: the exponent moves up, and the subnormal 2^-127 has a bf16 of its own.
-void PackE8m0Scales(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
-  uint8_t exponents[kPanelWidth];
-  PackGroupOf<uint8_t>(weights, weights.scales, first_row, group, exponents);
-  for (int lane = 0; lane < kPanelWidth; ++lane) {
-    const bool padding = first_row + lane >= weights.rows;
-    const uint16_t bits = padding ? 0 : exponents[lane] == 0 ? 0x0040 : static_cast<uint16_t>(exponents[lane] << 7);
-    std::memcpy(out + 2 * lane, &bits, 2);
-  }
-}
-
 void PackScales(const LinearWeights& weights, int64_t first_row, int64_t group, uint8_t* out) {
-  if (weights.scheme.scale == ScaleType::kE8m0) return PackE8m0Scales(weights, first_row, group, out);
   switch (ScaleBytes(weights.scheme.scale)) {
     case 1: return PackGroupOf<uint8_t>(weights, weights.scales, first_row, group, out);
     case 2: return PackGroupOf<uint16_t>(weights, weights.scales, first_row, group, out);
@@ -184,7 +183,7 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
   format.depth = RoundUp(features, kBlockDepth);
   format.group = format.depth;
   if (!IsUnquantized(scheme.element)) {
-    format.scale = scheme.scale == ScaleType::kE8m0 ? ScaleType::kBf16 : scheme.scale;
+    format.scale = scheme.scale;
     format.scale_bytes = static_cast<int64_t>(kPanelWidth) * ScaleBytes(format.scale);
     format.zero_bytes = scheme.zero_points ? kPanelWidth : 0;
     format.zero = IsInteger(scheme.element) ? static_cast<float>(1 << (ElementBits(scheme.element) - 1)) : 0.0f;
@@ -224,6 +223,18 @@ void PackNibbleGroup(const PackedLayout& layout, const LinearWeights& weights, c
   for (; at < end; at += kBlockDepth, out += layout.format.block_bytes) PackNibbleBlock(layout, weights, rows, at, out);
 }
 
+void PackGroup(const PackedLayout& layout, const LinearWeights& weights, const PanelRows& rows, int64_t at, int64_t end, uint8_t* out) {
+  switch (layout.format.element) {
+    case ElementType::kInt4:
+    case ElementType::kFp4E2m1: return PackNibbleGroup(layout, weights, rows, at, end, out);
+    case ElementType::kInt8: return PackElementGroup<uint8_t, true>(layout, weights, rows, at, end, out);
+    case ElementType::kFp8E4m3: return PackElementGroup<uint8_t, false>(layout, weights, rows, at, end, out);
+    case ElementType::kBf16: return PackElementGroup<uint16_t, true>(layout, weights, rows, at, end, out);
+    case ElementType::kF16: return PackElementGroup<uint16_t, false>(layout, weights, rows, at, end, out);
+    default: return PackElementGroup<uint32_t, true>(layout, weights, rows, at, end, out);
+  }
+}
+
 }  // namespace
 
 void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t panel, uint8_t* out) {
@@ -238,12 +249,7 @@ void PackPanel(const PackedLayout& layout, const LinearWeights& weights, int64_t
     if (format.zero_bytes > 0) PackGroupOf<uint8_t>(weights, weights.zero_points, first_row, at / format.group, out);
     out += format.zero_bytes;
     const int64_t end = std::min(at + format.group, format.depth);
-    switch (ElementBits(format.element)) {
-      case 4: PackNibbleGroup(layout, weights, rows, at, end, out); break;
-      case 8: PackElementGroup<uint8_t>(layout, weights, rows, at, end, out); break;
-      case 16: PackElementGroup<uint16_t>(layout, weights, rows, at, end, out); break;
-      default: PackElementGroup<uint32_t>(layout, weights, rows, at, end, out); break;
-    }
+    PackGroup(layout, weights, rows, at, end, out);
     out += (end - at) / kBlockDepth * format.block_bytes;
   }
 }

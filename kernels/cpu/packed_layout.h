@@ -8,15 +8,19 @@
 //            unquantized: blocks alone, one group
 //   block  = 8 input features x 16 output features
 //     int4, fp4  16 little-endian words of 32 bits, one per output feature; bits [4i, 4i+4) hold the code of input feature i
-//     int8, fp8  8 rows of 16 codes, one row per input feature
-//     16-bit     8 rows of 16 elements, one row per input feature; f32 likewise
+//     int8       2 rows of 16 words, one word per output feature: 4 consecutive input features
+//     bf16       4 rows of 16 words likewise: 2 consecutive input features
+//     fp8        8 rows of 16 codes, one row per input feature; f16 and f32 elements likewise
 //
-// Scales keep their own type but for E8M0, which is held as bf16 (the same powers of two).
-// One output feature lives in one SIMD lane, so every output is a chain of fused multiply-adds in ascending input feature,
-// whatever the number of rows: that is what makes a row's result independent of its company.
+// Words put the factors of one output feature into one 32-bit lane, as the dot-product instructions want them: a row of int8 or
+// bf16 words is an operand of VPDPBUSD or VDPBF16PS, and 16 such rows are a tile of AMX.
+//
+// Scales keep their own type.
+// One output feature lives in one SIMD lane, so every output is a chain of sums in ascending input feature, whatever the number
+// of rows: that is what makes a row's result independent of its company.
 // Two panels form a pair and are stored one after the other: gate p with up p, or down 2p with down 2p + 1.
 // Padding: input features up to a multiple of 8 in each group, where x is 0 and codes are finite, and output features up to 16
-// (down: 32), whose scales are 0: padding contributes exactly 0 to every sum of finite inputs.
+// (down: 32), whose scales are 0 (E8M0: 2^-127, with codes of 0): padding contributes exactly 0 to every sum of finite inputs.
 #ifndef MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CPU_PACKED_LAYOUT_H_
 
@@ -38,7 +42,7 @@ inline constexpr int kBlockDepth = 8;   // input features of a block: 8 nibbles 
 // Shape of one panel; a plain value that the instruction-set files understand.
 struct PanelFormat {
   ElementType element = ElementType::kBf16;
-  ScaleType scale = ScaleType::kNone;  // as packed: f32, f16, bf16 or E4M3
+  ScaleType scale = ScaleType::kNone;
   bool divide_by_global = false;  // scale / global, else scale * global; with header_bytes only
   float zero = 0.0f;         // of integers without zero points of their own: 2^(b-1)
   int64_t depth = 0;         // packed input features: a multiple of 8
