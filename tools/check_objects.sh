@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the object files of kernels/ and engine/ may contain, so that one binary runs on every machine:
-#   - an instruction-set file (a row of `tables`) defines no global or weak symbol but the function that returns its table:
+#   - an instruction-set file (a row of `tables`) defines no global or weak symbol but the functions that return its tables:
 #     an inline function of a header, compiled there with wider instructions, could be picked by the linker for all callers
 #   - no other file contains an AVX instruction, seen by its registers ymm and zmm
 # Looks at exactly the objects that the build of today makes; both checks prove first that they can fail.
@@ -8,10 +8,14 @@ set -euo pipefail
 shopt -s inherit_errexit
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Target, and the one symbol it may define.
+# Target, and the symbols it may define.
 declare -A tables=(
-  [//kernels/cpu:kernels_avx2]="moed::cpu::Avx2Kernels()"
-  [//kernels/cpu:kernels_avx512]="moed::cpu::Avx512Kernels()"
+  [//kernels/cpu:kernels_amx]="moed::cpu::AmxInt8Dots() moed::cpu::AmxBf16Dots() moed::cpu::AmxBf16TileDots()"
+  [//kernels/cpu:kernels_avx2]="moed::cpu::Avx2Kernels() moed::cpu::Avx2Dots()"
+  [//kernels/cpu:kernels_avx512]="moed::cpu::Avx512Kernels() moed::cpu::Avx512Dots()"
+  [//kernels/cpu:kernels_avx512bf16]="moed::cpu::Avx512Bf16Dots()"
+  [//kernels/cpu:kernels_avxvnni]="moed::cpu::AvxVnniDots()"
+  [//kernels/cpu:kernels_vnni]="moed::cpu::VnniDots()"
 )
 status=0
 
@@ -26,9 +30,9 @@ list_objects() {
     done
 }
 
-# Defined symbols of OBJECT that other objects can see, but for the one ALLOWED.
+# Defined symbols of OBJECT that other objects can see, but for those ALLOWED.
 visible_symbols() {
-  nm --demangle --extern-only --defined-only "$1" | sed -n 's/^[0-9a-f]* *[A-Za-z] //p' | awk -v allowed="$2" '$0 != allowed'
+  nm --demangle --extern-only --defined-only "$1" | sed -n 's/^[0-9a-f]* *[A-Za-z] //p' | awk -v allowed=" $2 " 'index(allowed, " " $0 " ") == 0'
 }
 
 # The first few AVX instructions of OBJECT.

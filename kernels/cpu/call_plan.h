@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/cpu/layer_store.h"
+#include "kernels/cpu/operands.h"
 #include "kernels/moe_kernel.h"
 
 namespace moed::cpu {
@@ -16,31 +17,48 @@ inline bool UsesStoredScale(const ActivationScheme& scheme) {
   return scheme.mode == ActivationMode::kStatic || (scheme.mode == ActivationMode::kDynamic && scheme.global_scale);
 }
 
+// What one of the two multiplications works on: float32 rows, or records for dot products.
+struct StagePlan {
+  const DotTable* dots = nullptr;  // null: float32 rows
+  RowFormat row;                   // with dots only
+};
+
 // Sizes in floats. Strides are multiples of 16, so that rows start on a cache line.
 struct CallPlan {
-  CallPlan(const MoeDesc& desc, const LayerShape& shape, int64_t tokens, int top_k);
+  // For x of type `x`; bf16 needs the most.
+  CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, int64_t tokens, int top_k);
 
+  StagePlan gate_up, down;
   int64_t slots = 0;
-  bool input_per_slot = false;  // x depends on the slot: weighted input, or stored activation scales
-  bool two_inputs = false;      // gate and up may see differently quantized inputs
+  bool input_per_slot = false;  // x depends on the slot: weighted input, stored activation scales, or an order of its own
+  bool two_inputs = false;      // gate and up may see different inputs
+  bool sorted_copy = false;     // records of x are copied to the order of experts
   int64_t input_rows = 0;
-  int64_t input_stride = 0;       // x as float32 in packed order
+  int64_t input_stride = 0;       // x as float32
   int64_t hidden_act_stride = 0;  // h as the activation writes it
   int64_t gathered_stride = 0;    // h in packed order; 0 when that is the same
   int64_t output_stride = 0;      // y of a slot
 
   size_t bytes() const;
+  // Records of x for gate and up; by row of x, or in sorted order where x depends on the slot.
+  int64_t input_records() const { return input_rows + kSlackRecords; }
+
+  static constexpr int64_t kSlackRecords = 16;  // readable ones after the last, see DotTable::contiguous
 };
 
 // The arrays of a plan inside a workspace of at least plan.bytes().
 struct CallBuffers {
   CallBuffers(const CallPlan& plan, std::span<std::byte> workspace);
 
-  float* input;            // [input_rows][input_stride]
-  float* up_input;         // the same for up; null unless two_inputs
-  float* hidden_act;       // [slots][hidden_act_stride], in sorted order
-  float* gathered;         // [slots][gathered_stride]
-  float* output;           // [slots][output_stride]
+  float* input;             // [input_rows][input_stride]
+  float* up_input;          // the same for up; null unless two_inputs
+  float* hidden_act;        // [slots][hidden_act_stride], in sorted order
+  float* gathered;          // [slots][gathered_stride]
+  float* output;            // [slots][output_stride]
+  uint8_t* input_records;   // [input_records()], null without dots
+  uint8_t* up_records;      // the same for up; null unless two_inputs
+  uint8_t* sorted_records;  // [slots + slack], null unless sorted_copy
+  uint8_t* hidden_records;  // [slots + slack], null without dots
   const float** combine_rows;  // [slots], the y rows of a token in slot order
   float* combine_weights;      // [slots]
 };

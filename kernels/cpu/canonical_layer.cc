@@ -38,7 +38,9 @@ LayerShape CanonicalLayer::ShapeOf(const MoeDesc& desc) {
   LinearScheme plain;
   plain.weights.element = ElementType::kF32;
   decoded.scheme = UniformScheme(plain);
-  return PackedLayer::ShapeOf(decoded);
+  LayerShape shape = PackedLayer::ShapeOf(decoded);
+  shape.packed = false;
+  return shape;
 }
 
 size_t CanonicalLayer::BytesOf(const MoeDesc& desc) {

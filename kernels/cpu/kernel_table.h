@@ -21,7 +21,7 @@ struct MultiplyArgs {
   const PanelFormat* format = nullptr;
   const uint8_t* weights = nullptr;      // first pair; pairs follow each other
   int64_t pairs = 0;
-  const float* const* rows = nullptr;    // [count] rows of x in packed order, format->depth floats each
+  const uint8_t* const* rows = nullptr;  // [count] rows of x in packed order, format->depth floats each
   int64_t count = 0;                     // 1 .. kRowBlock
   float* tile = nullptr;                 // [pairs][count][32], aligned to 64
   float* decoded = nullptr;              // scratch [kMaxDecodedDepth][32], aligned to 64

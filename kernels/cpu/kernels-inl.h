@@ -11,38 +11,12 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/inline-inl.h"
 #include "kernels/cpu/kernel_table.h"
-
-#define MOED_INLINE inline __attribute__((always_inline))
+#include "kernels/cpu/scale-inl.h"
 
 namespace moed::cpu {
 namespace {
-
-// An E4M3 code whose exponent and significand are put into those of a half float is the value divided by 2^(15 - 7), subnormals
-// included: that is what S::LoadSmallE4m3 gives, and this is what it has to be multiplied with.
-constexpr float kSmallE4m3 = 256.0f;
-
-// ---- Scales of a group, for the output features [lane, lane + kLanes) of a panel. ----
-
-template <class S>
-MOED_INLINE typename S::F LoadScale(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
-  typename S::F scale;
-  switch (format.scale) {
-    case ScaleType::kF16: scale = S::LoadF16(group + 2 * lane); break;
-    case ScaleType::kBf16: scale = S::LoadBf16(group + 2 * lane); break;
-    case ScaleType::kE8m0: scale = S::LoadE8m0(group + lane); break;
-    case ScaleType::kE4m3: scale = S::Mul(S::LoadSmallE4m3(group + lane), S::Set(kSmallE4m3)); break;
-    default: scale = S::LoadBytes(group + 4 * lane); break;
-  }
-  if (format.header_bytes == 0) return scale;
-  const typename S::F global = S::LoadBytes(panel + 4 * lane);
-  return format.divide_by_global ? S::Div(scale, global) : S::Mul(scale, global);
-}
-
-template <class S>
-MOED_INLINE typename S::F LoadZero(const PanelFormat& format, const uint8_t* group, int lane) {
-  return format.zero_bytes > 0 ? S::LoadU8(group + format.scale_bytes + lane) : S::Set(format.zero);
-}
 
 // ---- Decoders: one vector of output features of one block of 8 input features. Weight(i, scale) is the exact weight, where
 // `scale` is what MakeScale made of the block's group. ----
@@ -133,7 +107,7 @@ struct PlainDecoder {
 // ---- Direct: kRows rows times kPanels adjacent panels, straight from the codes. ----
 
 template <class S, class D, int kRows, int kPanels>
-void Direct(const PanelFormat& format, const uint8_t* weights, const float* const* x, float* const* out) {
+void Direct(const PanelFormat& format, const uint8_t* weights, const uint8_t* const* x, float* const* out) {
   constexpr int kVectors = kPanelWidth / S::kLanes;
   constexpr int kColumns = kPanels * kVectors;
   typename S::F sum[kRows][kColumns];
@@ -164,7 +138,7 @@ void Direct(const PanelFormat& format, const uint8_t* weights, const float* cons
         for (int c = 0; c < kColumns; ++c) {
           const typename S::F w = codes[c].Weight(i, scale[c]);
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) sum[r][c] = S::Fma(S::Broadcast(x[r] + k + i), w, sum[r][c]);
+          for (int r = 0; r < kRows; ++r) sum[r][c] = S::Fma(S::Broadcast(reinterpret_cast<const float*>(x[r]) + k + i), w, sum[r][c]);
         }
       }
     }
@@ -232,7 +206,7 @@ void Decode(const PanelFormat& format, const uint8_t* pair, int64_t first, int64
 
 // tile[r][32] += x[r][first ..] * decoded for kRows rows; starts from zero when `first` is 0.
 template <class S, int kRows>
-void Tile(const float* const* x, int64_t first, int64_t depth, const float* decoded, float* tile) {
+void Tile(const uint8_t* const* x, int64_t first, int64_t depth, const float* decoded, float* tile) {
   constexpr int kColumns = kPairWidth / S::kLanes;
   typename S::F sum[kRows][kColumns];
   for (int r = 0; r < kRows; ++r) {
@@ -241,7 +215,7 @@ void Tile(const float* const* x, int64_t first, int64_t depth, const float* deco
     }
   }
   const float* row[kRows];
-  for (int r = 0; r < kRows; ++r) row[r] = x[r] + first;
+  for (int r = 0; r < kRows; ++r) row[r] = reinterpret_cast<const float*>(x[r]) + first;
   for (int64_t k = 0; k < depth; ++k) {
     typename S::F w[kColumns];
 #pragma GCC unroll 4
@@ -260,7 +234,7 @@ void Tile(const float* const* x, int64_t first, int64_t depth, const float* deco
 
 // The last rows of a block: kRows of them or fewer, by halving the tile.
 template <class S, int kRows>
-void TileRest(int64_t count, const float* const* x, int64_t first, int64_t depth, const float* decoded, float* tile) {
+void TileRest(int64_t count, const uint8_t* const* x, int64_t first, int64_t depth, const float* decoded, float* tile) {
   if constexpr (kRows == 1) {
     if (count == 1) Tile<S, 1>(x, first, depth, decoded, tile);
   } else {

@@ -19,6 +19,7 @@ struct LayerShape {
   PackedLayout down;          // K = intermediate
   int64_t gate_up_pairs = 0;  // pair p: gate panel p, up panel p
   int64_t down_pairs = 0;     // pair p: down panels 2p and 2p + 1
+  bool packed = true;         // panels hold the weights as they are stored, in the order of their groups
 
   int64_t hidden_stride() const { return down_pairs * kPairWidth; }            // floats of a padded output row
   int64_t intermediate_stride() const { return gate_up_pairs * kPanelWidth; }  // floats of a padded h row
@@ -52,8 +53,15 @@ class LayerStore {
 
   virtual InputScales input_scales(int /*expert*/) const { return {}; }
 
+  // Input feature at each packed position [depth], -1 for padding; null when position k holds feature k. An expert's own with
+  // act-order, else the layout's.
+  virtual const int32_t* gate_order(int /*expert*/) const { return OrderOf(shape_.gate_up); }
+  virtual const int32_t* up_order(int /*expert*/) const { return OrderOf(shape_.gate_up); }
+  virtual const int32_t* down_order(int /*expert*/) const { return OrderOf(shape_.down); }
+
  protected:
   explicit LayerStore(LayerShape shape) : shape_(std::move(shape)) {}
+  static const int32_t* OrderOf(const PackedLayout& layout) { return layout.source.empty() ? nullptr : layout.source.data(); }
   const LayerShape shape_;
 };
 

@@ -1,0 +1,169 @@
+// What bf16 products share (dot-inl.h): decoders of weights into pairs of bf16, and rows of bf16.
+//
+// Codes become bf16 exactly (int4 and int8 less their middle, FP4, FP8); a group's scale multiplies its sum of products, so nothing
+// of a weight is rounded. Only with AVX-512 and its BF16 extension.
+#ifndef MOED_KERNELS_CPU_BF16_DOT_INL_H_
+#define MOED_KERNELS_CPU_BF16_DOT_INL_H_
+
+#include "kernels/cpu/dot-inl.h"
+#include "kernels/cpu/simd_avx512-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+struct Bf16Sums {
+  using S = Avx512;
+  using Acc = __m512;
+  static constexpr bool kExact = false;
+  static constexpr bool kWholeGroups = false;
+  static constexpr int kPerWord = 2;
+  static MOED_INLINE int64_t Step(int64_t /*group*/) { return kBlockDepth; }
+  // Two products a lane are added to the sum; subnormal factors and sums count as 0.
+  static MOED_INLINE Acc Dot(Acc acc, __m512i weights, __m512i x) {
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
+  }
+  static MOED_INLINE Acc ZeroAcc() { return _mm512_setzero_ps(); }
+  static MOED_INLINE Acc AddAcc(Acc a, Acc b) { return _mm512_add_ps(a, b); }
+  static MOED_INLINE Acc LoadAcc(const uint8_t* at) { return _mm512_loadu_ps(at); }
+  static MOED_INLINE void StoreAcc(uint8_t* at, Acc acc) { _mm512_storeu_ps(at, acc); }
+  static MOED_INLINE void StoreZero(uint8_t* at, __m512 value) { _mm512_storeu_ps(at, value); }
+  static MOED_INLINE Acc ZeroTimesSum(const uint8_t* zeros, const uint8_t* sum) {
+    return _mm512_mul_ps(_mm512_loadu_ps(zeros), S::Broadcast(reinterpret_cast<const float*>(sum)));
+  }
+  // Decoded codes are less the constant already.
+  static MOED_INLINE Acc ConstantTimesSum(const PanelFormat&, const uint8_t*) { return _mm512_setzero_ps(); }
+  static MOED_INLINE __m512 ToFloat(Acc acc) { return acc; }
+};
+
+// ---- Decoders: 16 output features of one block of 8 input features, to 4 rows of pairs. ----
+
+// Nibbles s and s + 4 of every word, looked up in a table that is there twice: the permute looks at five bits of each index, the
+// nibble and one bit of the next.
+struct NibbleTable {
+  static MOED_INLINE void Decode(const uint8_t* block, __m512i table, uint8_t* out) {
+    const __m512i words = _mm512_loadu_si512(block);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(words, table));
+    _mm512_storeu_si512(out + kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
+    _mm512_storeu_si512(out + 2 * kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table));
+    _mm512_storeu_si512(out + 3 * kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table));
+  }
+  static MOED_INLINE __m512i Twice(const uint16_t* table) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(table)));
+  }
+};
+
+struct NibblePairs {
+  static constexpr bool kWords = false;
+  static constexpr float kFactor = 1.0f;
+  static constexpr float kBase = 8.0f;
+  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+    // code - 8 as bf16
+    alignas(32) static constexpr uint16_t kCodes[16] = {0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+                                                        0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0};
+    NibbleTable::Decode(block, NibbleTable::Twice(kCodes), out);
+  }
+};
+
+struct Fp4Pairs {
+  static constexpr bool kWords = false;
+  static constexpr float kFactor = 1.0f;
+  static constexpr float kBase = 0.0f;
+  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+    alignas(32) static constexpr uint16_t kCodes[16] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
+                                                        0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+    NibbleTable::Decode(block, NibbleTable::Twice(kCodes), out);
+  }
+};
+
+// Lane i of the result: `even` and `odd` of lane i as bf16, side by side.
+MOED_INLINE __m512i PairsOf(__m512 even, __m512 odd) {
+  alignas(64) static constexpr uint16_t kInterleave[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), halves);
+}
+
+struct BytePairs {
+  static constexpr bool kWords = false;
+  static constexpr float kFactor = 1.0f;
+  static constexpr float kBase = 128.0f;
+  // Byte i of each word less 128.
+  template <int kByte>
+  static MOED_INLINE __m512 Code(__m512i words) {
+    const __m512i signs = _mm512_xor_si512(words, _mm512_set1_epi32(static_cast<int>(0x80808080u)));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(signs, 24 - 8 * kByte), 24));
+  }
+  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+    for (int q = 0; q < 2; ++q) {
+      const __m512i words = _mm512_loadu_si512(block + q * kWordRow);
+      _mm512_storeu_si512(out + 2 * q * kWordRow, PairsOf(Code<0>(words), Code<1>(words)));
+      _mm512_storeu_si512(out + (2 * q + 1) * kWordRow, PairsOf(Code<2>(words), Code<3>(words)));
+    }
+  }
+};
+
+struct Fp8Pairs {
+  static constexpr bool kWords = false;
+  static constexpr float kFactor = kSmallE4m3;
+  static constexpr float kBase = 0.0f;
+  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+    for (int p = 0; p < 4; ++p) {
+      const uint8_t* row = block + 2 * p * kPanelWidth;
+      _mm512_storeu_si512(out + p * kWordRow, PairsOf(Avx512::LoadSmallE4m3(row), Avx512::LoadSmallE4m3(row + kPanelWidth)));
+    }
+  }
+};
+
+// Packed bf16 is pairs already.
+struct PlainPairs {
+  static constexpr bool kWords = true;
+  static constexpr float kFactor = 1.0f;
+  static constexpr float kBase = 0.0f;
+  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+    for (int p = 0; p < 4; ++p) _mm512_storeu_si512(out + p * kWordRow, _mm512_loadu_si512(block + p * kWordRow));
+  }
+};
+
+template <class T, class Tiles>
+MOED_INLINE void MultiplyBf16(const DotArgs& args) {
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyWords<T, NibblePairs, Tiles>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Pairs, Tiles>(args);
+    case ElementType::kInt8: return MultiplyWords<T, BytePairs, Tiles>(args);
+    case ElementType::kFp8E4m3: return MultiplyWords<T, Fp8Pairs, Tiles>(args);
+    default: return MultiplyWords<T, PlainPairs, Tiles>(args);
+  }
+}
+
+// ---- Rows. ----
+
+// Eight features of a row, as bf16, in the order of the weights' pairs; returns their sum as rounded.
+MOED_INLINE float StoreBlock(RowOrder order, const float* x, uint8_t* out) {
+  const __m256 values = _mm256_loadu_ps(x);
+  alignas(16) uint16_t plain[8];
+  _mm_store_si128(reinterpret_cast<__m128i*>(plain), reinterpret_cast<__m128i>(_mm256_cvtneps_pbh(values)));
+  uint16_t* at = reinterpret_cast<uint16_t*>(out);
+  float sum = 0.0f;
+  for (int i = 0; i < 8; ++i) {
+    at[order == RowOrder::kNatural ? i : i < 4 ? 2 * i : 2 * i - 7] = plain[i];
+    sum += __builtin_bit_cast(float, static_cast<uint32_t>(plain[i]) << 16);
+  }
+  return sum;
+}
+
+void MakeBf16Row(const RowArgs& args) {
+  const RowFormat& format = *args.format;
+  for (int64_t i = 0; i < format.bytes; i += 64) _mm512_storeu_si512(args.out + i, _mm512_setzero_si512());
+  float* sums = reinterpret_cast<float*>(args.out + format.sums_offset);
+  for (int64_t k = 0; k < format.depth;) {
+    const int64_t end = Smaller(k + format.group, format.depth);
+    float sum = 0.0f;
+    for (; k < end; k += kBlockDepth) sum += StoreBlock(format.order, args.x + k, args.out + 2 * k);
+    *sums++ = sum;
+  }
+}
+
+}  // namespace
+}  // namespace moed::cpu
+
+#endif  // MOED_KERNELS_CPU_BF16_DOT_INL_H_

@@ -1,0 +1,115 @@
+#include "kernels/cpu/call_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace moed::cpu {
+namespace {
+
+// x[n] in plain order to `out` in packed order, zeros at padding and up to `stride`. `out` may be x; `order` may be null.
+void Reorder(const int32_t* order, int64_t depth, const float* x, int64_t n, float* out, int64_t stride) {
+  if (order == nullptr) {
+    if (out != x) std::copy(x, x + n, out);
+    std::fill(out + n, out + stride, 0.0f);
+    return;
+  }
+  std::vector<float> plain;
+  if (out == x) {
+    plain.assign(x, x + n);
+    x = plain.data();
+  }
+  for (int64_t k = 0; k < depth; ++k) out[k] = order[k] < 0 ? 0.0f : x[order[k]];
+  std::fill(out + depth, out + stride, 0.0f);
+}
+
+}  // namespace
+
+bool CallRows::HiddenNeedsWork() const {
+  return desc_.scheme.down.input.mode != ActivationMode::kNone || plan_.gathered_stride > 0 || plan_.down.dots != nullptr;
+}
+
+void CallRows::WidenInput(int64_t row) const {
+  if (plan_.input_per_slot && sorted_.position[row] < 0) return;
+  float* out = buffers_.input + row * plan_.input_stride;
+  const void* source = batch_.x.row(plan_.input_per_slot ? row / batch_.top_k : row);
+  if (batch_.x.dtype == DType::kF32) {
+    std::memcpy(out, source, batch_.x.row_bytes());
+  } else {
+    kernels_.widen(batch_.x.dtype == DType::kBf16, source, desc_.hidden, out);
+  }
+  if (desc_.weight_on_input) {
+    for (int64_t k = 0; k < desc_.hidden; ++k) out[k] *= batch_.weights[row];
+  }
+}
+
+void CallRows::MeasureInput() {
+  // All rows of the request count, whether this layer holds their experts or not; copies of a slot exist where it is routed.
+  const int64_t rows = plan_.input_per_slot ? routed() : plan_.input_rows;
+  float largest = 0.0f;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = plan_.input_per_slot ? InputRow(row) : row;
+    largest = MergeAbsMax(largest, AbsMax(buffers_.input + at * plan_.input_stride, desc_.hidden));
+  }
+  gate_max_ = up_max_ = largest;
+}
+
+void CallRows::MeasureHidden() {
+  hidden_max_ = 0.0f;
+  for (int64_t position = 0; position < routed(); ++position) {
+    hidden_max_ = MergeAbsMax(hidden_max_, AbsMax(buffers_.hidden_act + position * plan_.hidden_act_stride, desc_.intermediate));
+  }
+}
+
+void CallRows::Finish(const Rule& rule, const StagePlan& stage, int64_t depth, float* x, int64_t n, float* out, int64_t stride,
+                      uint8_t* record) const {
+  RowArgs args;
+  if (stage.dots == nullptr || stage.row.codes == RowCodes::kBf16) {
+    QuantizeRow(rule.scheme, rule.stored, rule.absmax, x, n);
+  } else {
+    const bool is_static = rule.scheme.mode == ActivationMode::kStatic;
+    args.rule = is_static ? RowScale::kStatic : SpansRows(rule.scheme) ? RowScale::kAbsMax : RowScale::kOwn;
+    args.value = is_static ? rule.stored : rule.absmax;
+  }
+  Reorder(rule.order, depth, x, n, out, stride);
+  if (stage.dots == nullptr) return;
+  args.format = &stage.row;
+  args.x = out;
+  args.out = record;
+  stage.dots->make_row(args);
+}
+
+void CallRows::FinishInput(int64_t row) const {
+  const int64_t position = plan_.input_per_slot ? sorted_.position[row] : row;
+  if (position < 0) return;
+  const int expert = plan_.input_per_slot ? batch_.ids[row] : 0;
+  const InputScales scales = plan_.input_per_slot ? store_.input_scales(expert) : InputScales();
+  const Rule gate = {desc_.scheme.gate.input, scales.gate, gate_max_, store_.gate_order(expert)};
+  const Rule up = {desc_.scheme.up.input, scales.up, up_max_, store_.up_order(expert)};
+  const int64_t depth = store_.shape().gate_up.format.depth;
+  const int64_t record = position * plan_.gate_up.row.bytes;
+  float* x = buffers_.input + row * plan_.input_stride;
+  if (plan_.two_inputs) {
+    float* up_x = buffers_.up_input + row * plan_.input_stride;
+    std::copy(x, x + desc_.hidden, up_x);
+    Finish(up, plan_.gate_up, depth, up_x, desc_.hidden, up_x, plan_.input_stride, buffers_.up_records + record);
+  }
+  Finish(gate, plan_.gate_up, depth, x, desc_.hidden, x, plan_.input_stride, buffers_.input_records + record);
+}
+
+void CallRows::CopyToSorted(int64_t position) const {
+  const int64_t bytes = plan_.gate_up.row.bytes;
+  std::memcpy(buffers_.sorted_records + position * bytes, buffers_.input_records + InputRow(position) * bytes, bytes);
+}
+
+void CallRows::FinishHidden(int64_t position) const {
+  const int expert = batch_.ids[sorted_.slots[position]];
+  const Rule down = {desc_.scheme.down.input, store_.input_scales(expert).down, hidden_max_, store_.down_order(expert)};
+  float* h = buffers_.hidden_act + position * plan_.hidden_act_stride;
+  const bool gathered = plan_.gathered_stride > 0;
+  Finish(down, plan_.down, store_.shape().down.format.depth, h, desc_.intermediate,
+         gathered ? buffers_.gathered + position * plan_.gathered_stride : h,
+         gathered ? plan_.gathered_stride : plan_.hidden_act_stride, buffers_.hidden_records + position * plan_.down.row.bytes);
+}
+
+}  // namespace moed::cpu

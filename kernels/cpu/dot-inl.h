@@ -1,0 +1,303 @@
+// The dot-product kernels, written once over an instruction type T; included by each instruction-set file.
+//
+// T provides: S (the SIMD type of kernels-inl.h), Acc (a vector of 32-bit sums), kExact (integer sums, which may be split without
+// changing a bit), kPerWord (factors in a word: 4 or 2), Step (features that it multiplies at once), and the operations used below. As in kernels-inl.h, all code
+// is in an anonymous namespace and uses no library function.
+//
+// A pair of panels is worked off in chunks of up to kChunk input features, so that its words stay in the L1 cache: scales and codes
+// of the chunk are decoded into scratch once (codes that are words already are read where they lie), then a register tile of
+// up to kMaxRows rows x 32 output features runs over all rows. The order of sums depends on the weights only, so a row's result is
+// the same in any company.
+#ifndef MOED_KERNELS_CPU_DOT_INL_H_
+#define MOED_KERNELS_CPU_DOT_INL_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/dot_table.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/scale-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+constexpr int64_t kChunk = 512;
+constexpr int64_t kWordRow = 64;  // bytes of 16 words, one per output feature of a panel
+constexpr int64_t kMaxSegments = kChunk / kBlockDepth;
+
+// Parts of the scratch: scales and zero points [segment][32], codes of two panels, sums carried between chunks of one group.
+constexpr int64_t kScalesAt = 0;
+constexpr int64_t kZerosAt = kScalesAt + kMaxSegments * kPairWidth * 4;
+constexpr int64_t kCodesAt = kZerosAt + kMaxSegments * kPairWidth * 4;
+constexpr int64_t kPanelCodes = kChunk / 2 * kWordRow;
+constexpr int64_t kCarryAt = kCodesAt + 2 * kPanelCodes;
+static_assert(kCarryAt + int64_t{kRowBlock} * kPairWidth * 4 <= kDotScratchBytes);
+
+// Input features [k, ...) of a pair: `segments` whole groups, or a piece of one group.
+struct Chunk {
+  int64_t k = 0;
+  int64_t group = 0;          // of the first segment
+  int64_t segments = 0;
+  int64_t features = 0;       // of each segment
+  int64_t last_features = 0;  // of the last one
+  bool begins = false;        // the sums of the segments start here
+  bool ends = false;          // ... and are complete in the end
+  const uint8_t* codes[2] = {nullptr, nullptr};  // words of either panel
+  int64_t segment_bytes = 0;  // from one segment's words to the next one's
+  const float* scales = nullptr;
+  const uint8_t* zeros = nullptr;  // 32-bit factors of a row's sums; null when one number does for all
+
+  int64_t of(int64_t segment) const { return segment + 1 == segments ? last_features : features; }
+};
+
+MOED_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MOED_INLINE int64_t RoundUpTo(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// The chunk that starts at feature k. `padded` is what a segment takes up in scratch, in features; a group above `longest` features
+// goes in pieces of that length.
+MOED_INLINE Chunk NextChunk(const PanelFormat& format, int64_t k, int64_t padded, int64_t longest) {
+  Chunk chunk;
+  chunk.k = k;
+  chunk.group = k / format.group;
+  const int64_t group_begin = chunk.group * format.group;
+  const int64_t group_end = Smaller(group_begin + format.group, format.depth);
+  if (format.group > longest) {
+    chunk.segments = 1;
+    chunk.features = chunk.last_features = Smaller(longest, group_end - k);
+    chunk.begins = k == group_begin;
+    chunk.ends = k + chunk.features == group_end;
+    return chunk;
+  }
+  const int64_t left = (format.depth - k + format.group - 1) / format.group;
+  chunk.segments = Smaller(left, padded < kChunk ? kChunk / padded : 1);
+  chunk.features = format.group;
+  chunk.last_features = Smaller(format.group, format.depth - k - (chunk.segments - 1) * format.group);
+  chunk.begins = chunk.ends = true;
+  return chunk;
+}
+
+// First byte of the codes of segment `segment` of a panel, as packed.
+MOED_INLINE const uint8_t* PackedCodes(const PanelFormat& format, const Chunk& chunk, const uint8_t* panel, int64_t segment) {
+  const int64_t group = chunk.group + segment;
+  const int64_t inside = segment == 0 ? chunk.k - group * format.group : 0;
+  return panel + format.group_offset(group) + format.scale_bytes + format.zero_bytes + inside / kBlockDepth * format.block_bytes;
+}
+
+// scales[segment][32] as float32, times the decoder's factor; 1 where the weights have none. Zero points likewise.
+template <class T, class D>
+MOED_INLINE void LoadScales(const PanelFormat& format, const uint8_t* weights, uint8_t* scratch, Chunk* chunk) {
+  using S = typename T::S;
+  float* scales = reinterpret_cast<float*>(scratch + kScalesAt);
+  for (int64_t s = 0; s < chunk->segments; ++s) {
+    for (int c = 0; c < kPairWidth; c += S::kLanes) {
+      const uint8_t* panel = weights + c / kPanelWidth * format.panel_bytes;
+      const uint8_t* group = panel + format.group_offset(chunk->group + s);
+      typename S::F scale = S::Set(D::kFactor);
+      if (format.scale_bytes > 0) scale = S::Mul(LoadScale<S>(format, panel, group, c % kPanelWidth), scale);
+      S::Store(scales + s * kPairWidth + c, scale);
+      if (format.zero_bytes > 0) {
+        const typename S::F zero = S::LoadU8(group + format.scale_bytes + c % kPanelWidth);
+        T::StoreZero(scratch + kZerosAt + (s * kPairWidth + c) * 4, S::Sub(S::Set(D::kBase), zero));
+      }
+    }
+  }
+  chunk->scales = scales;
+  chunk->zeros = format.zero_bytes > 0 ? scratch + kZerosAt : nullptr;
+}
+
+// Decodes the words of both panels into scratch, segments padded with zeros to a multiple of `step` features, or points at words
+// that are usable as they are.
+template <class T, class D>
+MOED_INLINE void LoadCodes(const PanelFormat& format, const uint8_t* weights, int64_t step, uint8_t* scratch, Chunk* chunk) {
+  constexpr int64_t kBlockRows = kBlockDepth / T::kPerWord;
+  for (int p = 0; p < 2; ++p) {
+    const uint8_t* panel = weights + p * format.panel_bytes;
+    if (D::kWords && chunk->last_features % step == 0 && chunk->features % step == 0) {
+      chunk->codes[p] = PackedCodes(format, *chunk, panel, 0);
+      chunk->segment_bytes = format.group_bytes();
+      continue;
+    }
+    uint8_t* out = scratch + kCodesAt + p * kPanelCodes;
+    chunk->codes[p] = out;
+    chunk->segment_bytes = RoundUpTo(chunk->features, step) / T::kPerWord * kWordRow;
+    for (int64_t s = 0; s < chunk->segments; ++s) {
+      const uint8_t* block = PackedCodes(format, *chunk, panel, s);
+      uint8_t* row = out + s * chunk->segment_bytes;
+      const int64_t features = chunk->of(s);
+      for (int64_t k = 0; k < features; k += kBlockDepth, block += format.block_bytes, row += kBlockRows * kWordRow) {
+        for (int lane = 0; lane < kPanelWidth; lane += T::S::kLanes) D::Decode(block, lane, row + 4 * lane);
+      }
+      for (int64_t k = features; k % step != 0; k += T::kPerWord, row += kWordRow) {
+        for (int lane = 0; lane < kPanelWidth; lane += T::S::kLanes) T::S::StoreWords(row + 4 * lane, T::S::ZeroWords());
+      }
+    }
+  }
+}
+
+// ---- The register tile. ----
+
+// Calls body(r, c) for every row and vector of a tile.
+template <int kRows, int kColumns, class Body>
+MOED_INLINE void ForTile(const Body& body) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) body(r, c);
+  }
+}
+
+// Sums of segment `s` before their first product: minus the zero point times the row's sum, or what was carried here.
+template <class T, int kRows, int kColumns>
+MOED_INLINE void Begin(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, typename T::Acc (&acc)[kRows][kColumns]) {
+  constexpr int kLanes = T::S::kLanes;
+  const int64_t sum = args.row->sums_offset + 4 * (chunk.group + s);
+  const uint8_t* carried = args.scratch + kCarryAt + first * kPairWidth * 4;
+  const uint8_t* zeros = chunk.zeros + s * kPairWidth * 4;
+  if (!chunk.begins) {
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(carried + (r * kPairWidth + c * kLanes) * 4); });
+  } else if (chunk.zeros != nullptr) {
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ZeroTimesSum(zeros + c * kLanes * 4, args.rows[first + r] + sum); });
+  } else {
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(*args.format, args.rows[first + r] + sum); });
+  }
+}
+
+// Adds complete sums, times their scales, to the tile; carries incomplete ones.
+template <class T, int kRows, int kColumns>
+MOED_INLINE void End(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, float* tile,
+                     typename T::Acc (&acc)[kRows][kColumns]) {
+  using S = typename T::S;
+  uint8_t* carried = args.scratch + kCarryAt + first * kPairWidth * 4;
+  const float* scales = chunk.scales + s * kPairWidth;
+  float* out = tile + first * kPairWidth;
+  if (!chunk.ends) {
+    ForTile<kRows, kColumns>([&](int r, int c) { T::StoreAcc(carried + (r * kPairWidth + c * S::kLanes) * 4, acc[r][c]); });
+  } else {
+    ForTile<kRows, kColumns>([&](int r, int c) {
+      float* at = out + r * kPairWidth + c * S::kLanes;
+      S::Store(at, S::Fma(T::ToFloat(acc[r][c]), S::Load(scales + c * S::kLanes), S::Load(at)));
+    });
+  }
+}
+
+// One word of every row times one word of every output feature.
+template <class T, int kRows, int kColumns>
+MOED_INLINE void WordStep(const uint8_t* const* w, const uint8_t* const* x, int64_t i, typename T::Acc (&acc)[kRows][kColumns]) {
+  constexpr int kLanes = T::S::kLanes;
+  typename T::S::I factors[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) factors[r] = T::S::BroadcastWord(x[r] + 4 * i);
+#pragma GCC unroll 4
+  for (int c = 0; c < kColumns; ++c) {
+    const typename T::S::I weights = T::S::LoadWords(w[c * kLanes / kPanelWidth] + i * kWordRow + c * kLanes % kPanelWidth * 4);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) acc[r][c] = T::Dot(acc[r][c], weights, factors[r]);
+  }
+}
+
+// Rows [first, first + kRows) times all segments of a chunk.
+template <class T, int kRows>
+void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+  constexpr int kColumns = kPairWidth / T::S::kLanes;
+  // Independent sums where a few rows alone would wait for each other.
+  constexpr int kSplit = !T::kExact ? 1 : kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
+  for (int64_t s = 0; s < chunk.segments; ++s) {
+    typename T::Acc acc[kSplit][kRows][kColumns];
+    Begin<T>(args, chunk, s, first, acc[0]);
+#pragma GCC unroll 4
+    for (int u = 1; u < kSplit; ++u) ForTile<kRows, kColumns>([&](int r, int c) { acc[u][r][c] = T::ZeroAcc(); });
+    const uint8_t* x[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) x[r] = args.rows[first + r] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
+    const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
+    const int64_t words = chunk.of(s) / T::kPerWord;
+    int64_t i = 0;
+    for (; i + kSplit <= words; i += kSplit) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kSplit; ++u) WordStep<T>(w, x, i + u, acc[u]);
+    }
+    for (; i < words; ++i) WordStep<T>(w, x, i, acc[0]);
+#pragma GCC unroll 4
+    for (int u = 1; u < kSplit; ++u) {
+      ForTile<kRows, kColumns>([&](int r, int c) { acc[0][r][c] = T::AddAcc(acc[0][r][c], acc[u][r][c]); });
+    }
+    End<T>(args, chunk, s, first, tile, acc[0]);
+  }
+}
+
+// ---- All rows: Tiles::RunAll(args, chunk, tile) of a type Tiles. ----
+
+// Shape: a type whose Run<kRows> computes one tile of so many rows.
+template <class Shape, int kRows>
+MOED_INLINE void RunTile(int64_t rows, const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return Shape::template Run<kRows>(args, chunk, first, tile);
+    RunTile<Shape, kRows - 1>(rows, args, chunk, first, tile);
+  }
+}
+
+// As few tiles of up to kMaxRows rows as will do, as equal as can be.
+template <class Shape, int kMaxRows>
+struct EvenTiles {
+  static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
+    const int64_t tiles = (args.count + kMaxRows - 1) / kMaxRows;
+    int64_t first = 0;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t rows = (args.count - first + tiles - t - 1) / (tiles - t);
+      RunTile<Shape, kMaxRows>(rows, args, chunk, first, tile);
+      first += rows;
+    }
+  }
+};
+
+template <class T>
+struct WordShape {
+  template <int kRows>
+  static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+    WordTile<T, kRows>(args, chunk, first, tile);
+  }
+};
+
+// Tiles of a type T with a one-word product.
+template <class T, int kMaxRows>
+using WordTiles = EvenTiles<WordShape<T>, kMaxRows>;
+
+// ---- All chunks, all pairs. ----
+
+template <class T>
+MOED_INLINE void ScaleRows(const DotArgs& args, float* tile) {
+  using S = typename T::S;
+  for (int64_t r = 0; r < args.count; ++r) {
+    const typename S::F scale = S::Broadcast(reinterpret_cast<const float*>(args.rows[r] + args.row->scale_offset));
+    for (int c = 0; c < kPairWidth; c += S::kLanes) {
+      float* at = tile + r * kPairWidth + c;
+      S::Store(at, S::Mul(S::Load(at), scale));
+    }
+  }
+}
+
+template <class T, class D, class Tiles>
+void MultiplyWords(const DotArgs& args) {
+  const PanelFormat& format = *args.format;
+  const int64_t step = T::Step(format.group);
+  const int64_t padded = RoundUpTo(Smaller(format.group, kChunk), step);
+  // Words that are used where they lie need no scratch: a type that gains by it takes a whole group at once.
+  const int64_t longest = D::kWords && T::kWholeGroups && format.group >= step ? format.group / step * step : kChunk;
+  for (int64_t pair = 0; pair < args.pairs; ++pair) {
+    const uint8_t* weights = args.weights + pair * 2 * format.panel_bytes;
+    float* tile = args.tile + pair * args.count * kPairWidth;
+    for (int64_t at = 0; at < args.count * kPairWidth; at += T::S::kLanes) T::S::Store(tile + at, T::S::Zero());
+    for (int64_t k = 0; k < format.depth;) {
+      Chunk chunk = NextChunk(format, k, padded, longest);
+      LoadScales<T, D>(format, weights, args.scratch, &chunk);
+      LoadCodes<T, D>(format, weights, step, args.scratch, &chunk);
+      Tiles::RunAll(args, chunk, tile);
+      k += (chunk.segments - 1) * chunk.features + chunk.last_features;
+    }
+    if constexpr (T::kExact) ScaleRows<T>(args, tile);
+  }
+}
+
+}  // namespace
+}  // namespace moed::cpu
+
+#endif  // MOED_KERNELS_CPU_DOT_INL_H_

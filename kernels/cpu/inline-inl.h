@@ -1,0 +1,7 @@
+// MOED_INLINE, for the functions of instruction-set files: they must never be emitted on their own (see kernel_table.h).
+#ifndef MOED_KERNELS_CPU_INLINE_INL_H_
+#define MOED_KERNELS_CPU_INLINE_INL_H_
+
+#define MOED_INLINE inline __attribute__((always_inline))
+
+#endif  // MOED_KERNELS_CPU_INLINE_INL_H_

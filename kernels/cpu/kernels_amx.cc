@@ -1,0 +1,81 @@
+// Products by AMX: int8 tiles (TDPBSUD) and bf16 tiles (TDPBF16PS), with the vector kernels for a few rows.
+#include "kernels/cpu/amx_dot-inl.h"
+#include "kernels/cpu/bf16_dot-inl.h"
+#include "kernels/cpu/int8_dot-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+// From here on a tile of 16 rows takes less time than the vector kernel, though most of its rows are not there.
+constexpr int64_t kMinRows = 5;
+
+struct Vnni : IntegerSums<Avx512> {
+  static constexpr int kPerWord = 4;
+  static MOED_INLINE Acc Dot(Acc acc, Acc weights, Acc x) { return _mm512_dpbusd_epi32(acc, weights, x); }
+};
+
+struct TileInt8 : Vnni {
+  static constexpr bool kWholeGroups = true;
+  static MOED_INLINE int64_t Step(int64_t group) { return group <= 16 ? 16 : group <= 32 ? 32 : 64; }
+  static MOED_INLINE void Multiply0() { _tile_dpbsud(0, 4, 6); }
+  static MOED_INLINE void Multiply1() { _tile_dpbsud(1, 4, 7); }
+  static MOED_INLINE void Multiply2() { _tile_dpbsud(2, 5, 6); }
+  static MOED_INLINE void Multiply3() { _tile_dpbsud(3, 5, 7); }
+};
+
+struct TileBf16 : Bf16Sums {
+  static constexpr bool kWholeGroups = true;
+  static MOED_INLINE int64_t Step(int64_t group) { return group <= 16 ? 16 : 32; }
+  static MOED_INLINE void Multiply0() { _tile_dpbf16ps(0, 4, 6); }
+  static MOED_INLINE void Multiply1() { _tile_dpbf16ps(1, 4, 7); }
+  static MOED_INLINE void Multiply2() { _tile_dpbf16ps(2, 5, 6); }
+  static MOED_INLINE void Multiply3() { _tile_dpbf16ps(3, 5, 7); }
+};
+
+template <class T, class Tiles>
+void MultiplyInt8With(const DotArgs& args) {
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyWords<T, NibbleQuads<Avx512>, Tiles>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Quads<Avx512>, Tiles>(args);
+    default: return MultiplyWords<T, ByteQuads<Avx512>, Tiles>(args);
+  }
+}
+
+void MultiplyInt8(const DotArgs& args) {
+  if (args.count < kMinRows) return MultiplyInt8With<Vnni, WordTiles<Vnni, kMinRows - 1>>(args);
+  WithTiles<TileInt8>(args, MultiplyInt8With<TileInt8, AmxTiles<TileInt8, TileInt8>>);
+}
+
+void MultiplyBf16Tiles(const DotArgs& args) {
+  WithTiles<TileBf16>(args, MultiplyBf16<TileBf16, AmxTiles<TileBf16, TileBf16>>);
+}
+
+void MultiplyBf16Mixed(const DotArgs& args) {
+  if (args.count < kMinRows) return MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, kMinRows - 1>>(args);
+  MultiplyBf16Tiles(args);
+}
+
+}  // namespace
+
+const DotTable& AmxInt8Dots() {
+  static constexpr DotTable table = {{RowCodes::kInt8, RowOrder::kNibbleQuads},
+                                     {RowCodes::kInt8, RowOrder::kNatural},
+                                     true,
+                                     MakeIntegerRow<Avx512>,
+                                     MultiplyInt8};
+  return table;
+}
+
+const DotTable& AmxBf16Dots() {
+  static constexpr DotTable table = {
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, true, MakeBf16Row, MultiplyBf16Mixed};
+  return table;
+}
+
+const DotTable& AmxBf16TileDots() {
+  static constexpr DotTable table = {
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, true, MakeBf16Row, MultiplyBf16Tiles};
+  return table;
+}
+
+}  // namespace moed::cpu

@@ -1,0 +1,17 @@
+// bf16 products by AVX-512 BF16: VDPBF16PS adds two bf16 products a lane in float32.
+#include "kernels/cpu/bf16_dot-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+void Multiply(const DotArgs& args) { MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, 8>>(args); }
+
+}  // namespace
+
+const DotTable& Avx512Bf16Dots() {
+  static constexpr DotTable table = {
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, false, MakeBf16Row, Multiply};
+  return table;
+}
+
+}  // namespace moed::cpu

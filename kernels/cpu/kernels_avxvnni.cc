@@ -1,0 +1,31 @@
+// Integer products by AVX-VNNI: VPDPBUSD in 256-bit vectors, for processors that have it without AVX-512.
+#include "kernels/cpu/int8_dot-inl.h"
+#include "kernels/cpu/simd_avx2-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+struct AvxVnni : IntegerSums<Avx2> {
+  static constexpr int kPerWord = 4;
+  static MOED_INLINE Acc Dot(Acc acc, Acc weights, Acc x) { return _mm256_dpbusd_avx_epi32(acc, weights, x); }
+};
+
+using Tiles = WordTiles<AvxVnni, 3>;  // 3 rows x 4 vectors of sums, of 16 registers
+
+void Multiply(const DotArgs& args) {
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyWords<AvxVnni, NibbleQuads<Avx2>, Tiles>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<AvxVnni, Fp4Quads<Avx2>, Tiles>(args);
+    default: return MultiplyWords<AvxVnni, ByteQuads<Avx2>, Tiles>(args);
+  }
+}
+
+}  // namespace
+
+const DotTable& AvxVnniDots() {
+  static constexpr DotTable table = {
+      {RowCodes::kInt8, RowOrder::kNibbleQuads}, {RowCodes::kInt8, RowOrder::kNatural}, false, MakeIntegerRow<Avx2>, Multiply};
+  return table;
+}
+
+}  // namespace moed::cpu

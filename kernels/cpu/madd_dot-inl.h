@@ -1,0 +1,98 @@
+// Integer products without VNNI, exact: 4-bit weights by VPMADDUBSW, 8-bit weights by VPMADDWD (dot-inl.h).
+//
+// VPMADDUBSW adds two u8 x s8 products in 16 bits and saturates. 4-bit codes are far from that: with |x| <= 128 a word's half holds
+// eight sums of two products of int4 (8 * 2 * 15 * 128 = 30,720) and four of FP4 (codes up to 24), so the sums are widened
+// once in eight or four words. 8-bit codes do not fit and are multiplied in 16 bits.
+#ifndef MOED_KERNELS_CPU_MADD_DOT_INL_H_
+#define MOED_KERNELS_CPU_MADD_DOT_INL_H_
+
+#include "kernels/cpu/int8_dot-inl.h"
+
+namespace moed::cpu {
+namespace {
+
+// Simd also provides MaddBytes (u8 x s8 to 16 bits), AddHalves and MaddHalves (16 x 16 to 32 bits).
+template <class Simd>
+struct MaddBytes : IntegerSums<Simd> {
+  static constexpr int kPerWord = 4;
+};
+
+template <class Simd>
+struct MaddHalves : IntegerSums<Simd> {
+  static constexpr int kPerWord = 2;
+  static MOED_INLINE typename Simd::I Dot(typename Simd::I acc, typename Simd::I weights, typename Simd::I x) {
+    return Simd::AddWords(acc, Simd::MaddHalves(weights, x));
+  }
+};
+
+// Sums of 16 bits over `count` words, at least one and at most as many as fit.
+template <class S, int kRows, int kColumns>
+MOED_INLINE void ByteSums(const uint8_t* const* w, const uint8_t* const* x, int64_t first, int64_t count,
+                          typename S::I (&sum)[kRows][kColumns]) {
+  for (int64_t i = first; i < first + count; ++i) {
+    typename S::I factors[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) factors[r] = S::BroadcastWord(x[r] + 4 * i);
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) {
+      const typename S::I weights = S::LoadWords(w[c * S::kLanes / kPanelWidth] + i * kWordRow + c * S::kLanes % kPanelWidth * 4);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sum[r][c] = S::AddHalves(sum[r][c], S::MaddBytes(weights, factors[r]));
+    }
+  }
+}
+
+// Rows [first, first + kRows) times all segments of a chunk, widening once in kBlock words.
+template <class T, int kRows, int kBlock>
+void ByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+  using S = typename T::S;
+  constexpr int kColumns = kPairWidth / S::kLanes;
+  const typename S::I ones = S::SetWords(0x00010001);
+  for (int64_t s = 0; s < chunk.segments; ++s) {
+    typename S::I acc[kRows][kColumns];
+    Begin<T>(args, chunk, s, first, acc);
+    const uint8_t* x[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) x[r] = args.rows[first + r] + (chunk.k + s * chunk.features) / 4 * 4;
+    const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
+    const int64_t words = chunk.of(s) / 4;
+    for (int64_t i = 0; i < words; i += kBlock) {
+      typename S::I sum[kRows][kColumns];
+      ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::ZeroWords(); });
+      ByteSums<S>(w, x, i, Smaller(kBlock, words - i), sum);
+      ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = S::AddWords(acc[r][c], S::MaddHalves(sum[r][c], ones)); });
+    }
+    End<T>(args, chunk, s, first, tile, acc);
+  }
+}
+
+template <class S, int kBlock>
+struct ByteShape {
+  template <int kRows>
+  static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+    ByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
+  }
+};
+
+template <class S, int kMaxRows>
+void MultiplyByMadd(const DotArgs& args) {
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyWords<MaddBytes<S>, NibbleQuads<S>, EvenTiles<ByteShape<S, 8>, kMaxRows>>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<MaddBytes<S>, Fp4Quads<S>, EvenTiles<ByteShape<S, 4>, kMaxRows>>(args);
+    default: return MultiplyWords<MaddHalves<S>, ByteHalves<S>, WordTiles<MaddHalves<S>, kMaxRows>>(args);
+  }
+}
+
+template <class S, int kMaxRows>
+constexpr DotTable MakeMaddTable() {
+  return {{RowCodes::kInt8, RowOrder::kNibbleQuads},
+          {RowCodes::kInt16, RowOrder::kHalfWords},
+          false,
+          MakeIntegerRow<S>,
+          MultiplyByMadd<S, kMaxRows>};
+}
+
+}  // namespace
+}  // namespace moed::cpu
+
+#endif  // MOED_KERNELS_CPU_MADD_DOT_INL_H_

@@ -1,0 +1,281 @@
+// The dot-product backends (integer, bf16, tiles) against the reference that quantizes in the same way: every scheme that they take,
+// odd sizes, row counts around every tile border, extreme codes, planted errors, damaged rows.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/cpu_backends.h"
+#include "kernels/cpu/reference.h"
+#include "tests/support/judge.h"
+#include "tests/support/random_layer.h"
+#include "tests/support/skip.h"
+
+namespace moed {
+namespace {
+
+using testing::Judge;
+using testing::RandomBatch;
+using testing::RandomExperts;
+using testing::RunLayer;
+
+// The same codes, exact sums: what is left is a code of h that lies on a rounding border, a step of one in 127.
+constexpr double kInt8Bound = 0.006;
+// Products of bf16 and h rounded to bf16.
+constexpr double kBf16Bound = 0.006;
+
+WorkerPool& Pool() {
+  static WorkerPool pool(2);
+  return pool;
+}
+
+std::vector<const Backend*> BackendsFor(const MoeDesc& desc) {
+  std::vector<const Backend*> able;
+  for (const Backend* backend : cpu::CpuBackends()) {
+    const Verdict verdict = backend->Check(desc, ThisDevice());
+    if (verdict.ok()) able.push_back(backend);
+    if (!verdict.ok() && verdict.reasons[0].code == "isa_missing") testing::Skip(backend->Name() + ": " + verdict.reasons[0].text);
+  }
+  REQUIRE(!able.empty());
+  return able;
+}
+
+WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group, bool zero_points = false) {
+  WeightScheme scheme;
+  scheme.element = element;
+  scheme.scale = scale;
+  scheme.group = group;
+  scheme.zero_points = zero_points;
+  return scheme;
+}
+
+WeightScheme Nvfp4() {
+  WeightScheme scheme = Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16});
+  scheme.global_scale = GlobalScale::kMultiplier;
+  return scheme;
+}
+
+// Integers and FP4 of every group size that matters: tensor, channel, 16 to 1024, no multiple of 8, longer than a chunk.
+std::vector<WeightScheme> IntegerSchemes() {
+  std::vector<WeightScheme> all;
+  for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
+    for (bool zero_points : {false, true}) {
+      for (GroupShape group : {GroupShape{0, 0}, GroupShape{1, 0}, GroupShape{1, 16}, GroupShape{1, 20}, GroupShape{1, 32}, GroupShape{1, 64},
+                               GroupShape{1, 96}, GroupShape{1, 128}, GroupShape{1, 640}}) {
+        all.push_back(Weights(element, ScaleType::kBf16, group, zero_points));
+      }
+    }
+  }
+  all.push_back(Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}));
+  all.push_back(Nvfp4());
+  return all;
+}
+
+ActivationScheme Int8(ActivationMode mode, int32_t rows) {
+  ActivationScheme input;
+  input.mode = mode;
+  input.element = ElementType::kInt8;
+  input.group = {rows, 0};
+  return input;
+}
+
+QuantScheme SchemeOf(const WeightScheme& weights, const ActivationScheme& input) { return UniformScheme({weights, input}); }
+
+void Compare(const MoeDesc& desc, DType dtype, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+  RandomExperts experts(desc, seed);
+  auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+  REQUIRE(reference.ok());
+  std::vector<std::pair<std::string, std::unique_ptr<PreparedMoe>>> able;
+  for (const Backend* backend : BackendsFor(desc)) {
+    if (backend->Name() == "cpu_generic") continue;  // has no dot products
+    auto moe = backend->Prepare(desc, experts, Pool());
+    REQUIRE(moe.ok());
+    CHECK((*moe)->ResidentBytes() == backend->PreparedBytes(desc));
+    able.emplace_back(backend->Name(), *std::move(moe));
+  }
+  for (int64_t count : rows) {
+    RandomBatch batch(desc, count, desc.top_k, dtype, seed + count);
+    const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+    REQUIRE(want.ok());
+    for (const auto& [name, moe] : able) {
+      const auto got = RunLayer(*moe, batch.view(), DType::kF32, Pool());
+      REQUIRE(got.ok());
+      const testing::Judgement judgement = Judge(*got, *want, desc.hidden, bound);
+      INFO(name << ": " << Describe(desc.scheme) << " H=" << desc.hidden << " I=" << desc.intermediate << " M=" << count << ": "
+                << judgement.reason);
+      CHECK(judgement.passed);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Int8 activations agree with the same-rule reference for every integer and FP4 weight scheme") {
+  uint64_t seed = 1;
+  for (const WeightScheme& weights : IntegerSchemes()) {
+    const QuantScheme scheme = SchemeOf(weights, Int8(ActivationMode::kDynamic, 1));
+    Compare(testing::MakeDesc(3, 2, 1344, 704, scheme), DType::kBf16, {0, 1, 4, 33}, kInt8Bound, ++seed);
+    Compare(testing::MakeDesc(2, 1, 176, 72, scheme), DType::kF32, {1, 3, 7, 17}, kInt8Bound, ++seed);
+  }
+}
+
+TEST_CASE("16-bit activations on bf16 agree with the reference for every weight scheme that bf16 holds") {
+  std::vector<WeightScheme> all = IntegerSchemes();
+  all.push_back(Weights(ElementType::kBf16, ScaleType::kNone, {1, 0}));
+  for (GroupShape group : {GroupShape{0, 0}, GroupShape{1, 0}, GroupShape{128, 128}, GroupShape{64, 32}}) {
+    all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, group));
+  }
+  all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 32}));
+  uint64_t seed = 1000;
+  for (const WeightScheme& weights : all) {
+    const QuantScheme scheme = SchemeOf(weights, ActivationScheme());
+    Compare(testing::MakeDesc(3, 2, 1344, 704, scheme), DType::kBf16, {0, 1, 4, 33}, kBf16Bound, ++seed);
+    Compare(testing::MakeDesc(2, 1, 176, 72, scheme), DType::kBf16, {1, 3, 7, 17}, kBf16Bound, ++seed);
+  }
+}
+
+TEST_CASE("Odd sizes and every row count around a tile's border agree with the reference") {
+  const ActivationScheme int8 = Int8(ActivationMode::kDynamic, 1);
+  std::vector<int64_t> rows;
+  for (int64_t m = 0; m <= 36; ++m) rows.push_back(m);
+  for (int64_t m : {47, 48, 49, 63, 64, 65, 127, 191, 192, 193, 300, 400}) rows.push_back(m);
+  uint64_t seed = 2000;
+  for (const WeightScheme& weights : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF32, {1, 0})}) {
+    Compare(testing::MakeDesc(1, 1, 104, 48, SchemeOf(weights, int8)), DType::kBf16, rows, 2 * kInt8Bound, ++seed);
+    Compare(testing::MakeDesc(1, 1, 104, 48, SchemeOf(weights, ActivationScheme())), DType::kBf16, rows, kBf16Bound, ++seed);
+  }
+  struct Size { int64_t hidden, intermediate; int32_t group; };
+  for (const Size& size : {Size{2880, 320, 32}, Size{320, 2880, 128}, Size{704, 176, 64}, Size{40, 24, 0}, Size{8, 8, 0}, Size{1, 1, 0},
+                           Size{7, 13, 4}, Size{100, 50, 64}, Size{33, 9, 32}}) {
+    const WeightScheme int4 = Weights(ElementType::kInt4, ScaleType::kF16, {1, size.group}, true);
+    const WeightScheme bf16 = Weights(ElementType::kBf16, ScaleType::kNone, {1, 0});
+    // One slot a row: two of them may cancel where a row has a few features only.
+    Compare(testing::MakeDesc(3, 1, size.hidden, size.intermediate, SchemeOf(int4, int8)), DType::kBf16, {1, 2, 33}, 0.02, ++seed);
+    Compare(testing::MakeDesc(3, 1, size.hidden, size.intermediate, SchemeOf(int4, ActivationScheme())), DType::kBf16, {1, 2, 33}, 0.01, ++seed);
+    Compare(testing::MakeDesc(3, 1, size.hidden, size.intermediate, SchemeOf(bf16, ActivationScheme())), DType::kBf16, {1, 33}, 0.01, ++seed);
+  }
+}
+
+TEST_CASE("Static and per-request int8 scales, biases, clamps and weighted inputs agree with the reference") {
+  uint64_t seed = 3000;
+  for (const ActivationScheme& input : {Int8(ActivationMode::kStatic, 0), Int8(ActivationMode::kDynamic, 0), Int8(ActivationMode::kDynamic, 1)}) {
+    for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
+      MoeDesc desc = testing::MakeDesc(4, 2, 192, 112, SchemeOf(Weights(element, ScaleType::kF32, {1, 32}), input));
+      Compare(desc, DType::kBf16, {1, 6, 40}, 0.01, ++seed);
+      desc.biases = true;
+      desc.activation = {Activation::Kind::kSwigluOai, 1.702f, true, 1.0f};
+      desc.weight_on_input = true;
+      Compare(desc, DType::kF32, {1, 5}, 0.02, ++seed);
+    }
+  }
+}
+
+// Largest codes against largest codes: where an instruction saturates or a sum overflows, this is where it shows.
+TEST_CASE("Extreme codes do not saturate") {
+  for (ElementType element : {ElementType::kInt4, ElementType::kInt8, ElementType::kFp4E2m1}) {
+    for (int fill : {0x00, 0xFF, 0x77}) {
+      const bool fp4 = element == ElementType::kFp4E2m1;
+      const WeightScheme weights = Weights(element, fp4 ? ScaleType::kE8m0 : ScaleType::kF32, {1, fp4 ? 32 : 0});
+      MoeDesc desc = testing::MakeDesc(1, 1, 2048, 64, SchemeOf(weights, Int8(ActivationMode::kStatic, 0)));
+      RandomExperts experts(desc, 4000);
+      for (LinearWeights ExpertWeights::*projection : {&ExpertWeights::gate, &ExpertWeights::up}) {
+        LinearWeights& linear = experts.experts()[0].*projection;
+        std::fill(linear.codes.begin(), linear.codes.end(), static_cast<uint8_t>(fill));
+        linear.input_scale = 1.0f / 128;
+      }
+      auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+      for (float value : {-1.0f, 1.0f}) {
+        RandomBatch batch(desc, 9, 1, DType::kF32, 4001);
+        for (int64_t i = 0; i < 9 * 2048; ++i) reinterpret_cast<float*>(batch.x.data())[i] = value;
+        const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+        for (const Backend* backend : BackendsFor(desc)) {
+          auto moe = backend->Prepare(desc, experts, Pool());
+          INFO(backend->Name() << " " << ElementName(element) << " codes " << fill << " x " << value);
+          CHECK(Judge(*RunLayer(**moe, batch.view(), DType::kF32, Pool()), *want, 2048, 0.02).passed);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("With `deterministic` a row of dot products is bitwise the same in any company") {
+  std::vector<QuantScheme> schemes;
+  for (const ActivationScheme& input : {ActivationScheme(), Int8(ActivationMode::kDynamic, 1)}) {
+    schemes.push_back(SchemeOf(Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true), input));
+    schemes.push_back(SchemeOf(Weights(ElementType::kInt8, ScaleType::kF32, {1, 0}), input));
+  }
+  schemes.push_back(SchemeOf(Weights(ElementType::kBf16, ScaleType::kNone, {1, 0}), ActivationScheme()));
+  for (const QuantScheme& scheme : schemes) {
+    MoeDesc desc = testing::MakeDesc(2, 1, 1056, 112, scheme);
+    desc.deterministic = true;
+    RandomExperts experts(desc, 5000);
+    RandomBatch all(desc, 250, 1, DType::kBf16, 5001);
+    for (const Backend* backend : BackendsFor(desc)) {
+      auto moe = backend->Prepare(desc, experts, Pool());
+      const auto whole = RunLayer(**moe, all.view(), DType::kF32, Pool());
+      REQUIRE(whole.ok());
+      for (int64_t begin : {0, 117, 240}) {
+        for (int64_t count : {1, 2, 3, 5, 9, 10}) {
+          MoeBatch part = all.view();
+          part.x = part.x.slice(begin, count);
+          part.ids = part.ids.subspan(begin, count);
+          part.weights = part.weights.subspan(begin, count);
+          const auto some = RunLayer(**moe, part, DType::kF32, Pool());
+          INFO(backend->Name() << ": " << Describe(scheme) << " rows " << begin << " + " << count);
+          CHECK(std::memcmp(some->data(), whole->data() + begin * 1056, count * 1056 * sizeof(float)) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("NaN and Inf in a row stay in that row") {
+  for (const ActivationScheme& input : {ActivationScheme(), Int8(ActivationMode::kDynamic, 1), Int8(ActivationMode::kStatic, 0)}) {
+    const MoeDesc desc = testing::MakeDesc(3, 2, 96, 64, SchemeOf(Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), input));
+    RandomExperts experts(desc, 6000);
+    RandomBatch clean(desc, 20, 2, DType::kBf16, 6001);
+    RandomBatch dirty = clean;
+    reinterpret_cast<uint16_t*>(dirty.x.data())[7 * 96 + 5] = 0x7FC0;  // NaN
+    reinterpret_cast<uint16_t*>(dirty.x.data())[12 * 96] = 0x7F80;     // infinity
+    for (const Backend* backend : BackendsFor(desc)) {
+      auto moe = backend->Prepare(desc, experts, Pool());
+      const auto a = RunLayer(**moe, clean.view(), DType::kF32, Pool());
+      const auto b = RunLayer(**moe, dirty.view(), DType::kF32, Pool());
+      INFO(backend->Name() << ": " << Describe(desc.scheme));
+      CHECK(std::isnan((*b)[7 * 96]));
+      for (int64_t row = 0; row < 20; ++row) {
+        if (row != 7 && row != 12) CHECK(std::memcmp(a->data() + row * 96, b->data() + row * 96, 96 * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("The judge sees one wrong scale, one wrong zero point and one wrong row of codes in dot products") {
+  const WeightScheme weights = Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}, true);
+  for (const ActivationScheme& input : {ActivationScheme(), Int8(ActivationMode::kDynamic, 1)}) {
+    const MoeDesc desc = testing::MakeDesc(2, 1, 128, 96, SchemeOf(weights, input));
+    RandomExperts experts(desc, 7000);
+    RandomBatch batch(desc, 24, 1, DType::kBf16, 7001);
+    auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+    const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+    for (LinearWeights ExpertWeights::*projection : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+      RandomExperts scales = experts, zeros = experts, codes = experts;
+      std::vector<uint8_t>& bytes = (scales.experts()[1].*projection).scales;
+      for (size_t at = 0; at < bytes.size(); at += 4) *reinterpret_cast<float*>(&bytes[at]) *= 0.5f;
+      for (uint8_t& zero : (zeros.experts()[1].*projection).zero_points) zero = static_cast<uint8_t>(zero ^ 1);
+      std::fill_n((codes.experts()[1].*projection).codes.begin(), 64, uint8_t{0});
+      for (const Backend* backend : BackendsFor(desc)) {
+        INFO(backend->Name() << ": " << Describe(desc.scheme));
+        const auto run = [&](const RandomExperts& with) {
+          return Judge(*RunLayer(**backend->Prepare(desc, with, Pool()), batch.view(), DType::kF32, Pool()), *want, 128, kInt8Bound).passed;
+        };
+        CHECK(run(experts));
+        CHECK_FALSE(run(scales));
+        CHECK_FALSE(run(zeros));
+        CHECK_FALSE(run(codes));
+      }
+    }
+  }
+}
+
+}  // namespace moed
