@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -46,70 +47,53 @@ void ReadPortable(const float* data, int64_t n) {
   Keep(_mm_cvtss_f32(_mm_castsi128_ps(sum)));
 }
 
-// 12 chains: more than latency times issue rate on every processor of the last ten years.
-constexpr int kChains = 12;
-
-__attribute__((target("avx512f"))) void FmaAvx512(int64_t steps) {
-  __m512 sum[kChains];
-#pragma GCC unroll 16
-  for (int j = 0; j < kChains; ++j) sum[j] = _mm512_set1_ps(1.0f + static_cast<float>(j));
-  const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
-  for (int64_t i = 0; i < steps; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kChains; ++j) sum[j] = _mm512_fmadd_ps(sum[j], a, b);
-  }
-#pragma GCC unroll 16
-  for (int j = 1; j < kChains; ++j) sum[0] = _mm512_add_ps(sum[0], sum[j]);
-  Keep(_mm512_cvtss_f32(sum[0]));
-}
-
-__attribute__((target("avx2,fma"))) void FmaAvx2(int64_t steps) {
-  __m256 sum[kChains];
-#pragma GCC unroll 16
-  for (int j = 0; j < kChains; ++j) sum[j] = _mm256_set1_ps(1.0f + static_cast<float>(j));
-  const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
-  for (int64_t i = 0; i < steps; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kChains; ++j) sum[j] = _mm256_fmadd_ps(sum[j], a, b);
-  }
-#pragma GCC unroll 16
-  for (int j = 1; j < kChains; ++j) sum[0] = _mm256_add_ps(sum[0], sum[j]);
-  Keep(_mm256_cvtss_f32(sum[0]));
-}
-
-void FmaPortable(int64_t steps) {
-  __m128 sum[kChains];
-#pragma GCC unroll 16
-  for (int j = 0; j < kChains; ++j) sum[j] = _mm_set1_ps(1.0f + static_cast<float>(j));
-  const __m128 a = _mm_set1_ps(0.999f), b = _mm_set1_ps(0.001f);
-  for (int64_t i = 0; i < steps; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kChains; ++j) sum[j] = _mm_add_ps(_mm_mul_ps(sum[j], a), b);
-  }
-#pragma GCC unroll 16
-  for (int j = 1; j < kChains; ++j) sum[0] = _mm_add_ps(sum[0], sum[j]);
-  Keep(_mm_cvtss_f32(sum[0]));
-}
+struct CeilingText {
+  const char* name;
+  const char* unit;
+};
+constexpr CeilingText kTexts[kCeilingCount] = {{"read stream", "GB/s"}, {"float FMA", "GFLOPS"},  {"int8 dot", "Gop/s"},
+                                               {"bf16 dot", "GFLOPS"},  {"tile int8", "Gop/s"}, {"tile bf16", "GFLOPS"}};
 
 }  // namespace
 
-ReadStream::ReadStream(size_t bytes) : data_(bytes / sizeof(float), 1.0f) {}
+const char* CeilingName(Ceiling ceiling) { return kTexts[static_cast<int>(ceiling)].name; }
+const char* CeilingUnit(Ceiling ceiling) { return kTexts[static_cast<int>(ceiling)].unit; }
 
-double ReadStream::Measure(WorkerPool& pool, const IsaFlags& isa) const {
-  const auto read = isa.avx512f ? ReadAvx512 : isa.avx2 ? ReadAvx2 : ReadPortable;
-  const int64_t share = static_cast<int64_t>(data_.size()) / pool.threads();
-  const auto start = std::chrono::steady_clock::now();
-  pool.ParallelFor(pool.threads(), [&](int64_t part, int) { read(data_.data() + part * share, share); });
-  return static_cast<double>(share) * pool.threads() * sizeof(float) / Seconds(start);
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
 }
 
-double MeasureFma(WorkerPool& pool, const IsaFlags& isa) {
-  constexpr int64_t kSteps = 2'000'000;
-  const auto run = isa.avx512f ? FmaAvx512 : (isa.avx2 && isa.fma) ? FmaAvx2 : FmaPortable;
-  const int lanes = isa.avx512f ? 16 : (isa.avx2 && isa.fma) ? 8 : 4;
+Ceilings::Ceilings(WorkerPool& pool, const IsaFlags& isa, size_t stream_bytes)
+    : pool_(pool), isa_(isa), stream_(stream_bytes / sizeof(float), 1.0f),
+      loops_{std::nullopt, FloatFmaLoop(isa), Int8DotLoop(isa), Bf16DotLoop(isa), TileInt8Loop(isa), TileBf16Loop(isa)} {}
+
+void Ceilings::Measure() {
+  measured_[static_cast<int>(Ceiling::kReadStream)].push_back(MeasureRead());
+  for (int at = 0; at < kCeilingCount; ++at) {
+    if (loops_[at]) measured_[at].push_back(MeasureLoop(*loops_[at]));
+  }
+}
+
+std::optional<double> Ceilings::Of(Ceiling ceiling) const {
+  const std::vector<double>& measured = measured_[static_cast<int>(ceiling)];
+  if (measured.empty()) return std::nullopt;
+  return Median(measured);
+}
+
+double Ceilings::MeasureRead() const {
+  const auto read = isa_.avx512f ? ReadAvx512 : isa_.avx2 ? ReadAvx2 : ReadPortable;
+  const int64_t share = static_cast<int64_t>(stream_.size()) / pool_.threads();
   const auto start = std::chrono::steady_clock::now();
-  pool.ParallelFor(pool.threads(), [&](int64_t, int) { run(kSteps); });
-  return 2.0 * kSteps * kChains * lanes * pool.threads() / Seconds(start);
+  pool_.ParallelFor(pool_.threads(), [&](int64_t part, int) { read(stream_.data() + part * share, share); });
+  return static_cast<double>(share) * pool_.threads() * sizeof(float) / Seconds(start);
+}
+
+double Ceilings::MeasureLoop(const Loop& loop) const {
+  const auto start = std::chrono::steady_clock::now();
+  pool_.ParallelFor(pool_.threads(), [&](int64_t, int) { loop.run(loop.steps); });
+  return loop.operations * static_cast<double>(loop.steps) * pool_.threads() / Seconds(start);
 }
 
 }  // namespace moed::bench

@@ -1,28 +1,79 @@
 #include "bench/report.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
 
 namespace moed::bench {
+namespace {
+
+void PrintRow(const Row& row, bool peers) {
+  std::printf("%-17s %-23s %-14s %6ld %10.3f %9.1f %9.1f  %-11s ", row.shape.c_str(), row.scheme.c_str(), row.backend.c_str(),
+              static_cast<long>(row.tokens), row.ms, row.us_per_token(), row.gops(), row.ceiling.c_str());
+  if (row.ceiling_value && row.fraction) {
+    std::printf("%9.1f %-6s %8.1f%%", *row.ceiling_value, row.ceiling_unit.c_str(), 100.0 * *row.fraction);
+  } else {
+    std::printf("%9s %-6s %9s", "-", "", "-");
+  }
+  if (row.peer_ratio()) {
+    std::printf("  %-16s %10.3f %7.2fx", row.peer.c_str(), row.peer_ms, *row.peer_ratio());
+  } else if (peers) {
+    std::printf("  %-16s %10s %8s", "-", "-", "-");
+  }
+  std::printf("\n");
+}
+
+}  // namespace
+
+std::optional<double> Row::peer_ratio() const {
+  if (peer.empty() || !(ms > 0)) return std::nullopt;
+  return peer_ms / ms;
+}
+
+std::vector<PeerMean> PeerMeans(const std::vector<Row>& rows) {
+  std::vector<PeerMean> means;  // `ratio` holds the sum of logarithms until the end
+  for (const Row& row : rows) {
+    if (!row.peer_ratio()) continue;
+    auto mean = std::find_if(means.begin(), means.end(), [&](const PeerMean& one) {
+      return one.scheme == row.scheme && one.backend == row.backend;
+    });
+    if (mean == means.end()) mean = means.insert(means.end(), {row.scheme, row.backend, 0, 0.0});
+    ++mean->cells;
+    mean->ratio += std::log(*row.peer_ratio());
+  }
+  for (PeerMean& mean : means) mean.ratio = std::exp(mean.ratio / mean.cells);
+  return means;
+}
 
 void PrintTable(const std::vector<Row>& rows) {
-  std::printf("%-12s %-34s %-12s %7s %10s  %-12s %14s %9s\n", "shape", "scheme", "backend", "tokens", "ms", "ceiling", "measured",
-              "fraction");
-  for (const Row& row : rows) {
-    std::printf("%-12s %-34s %-12s %7ld %10.3f  %-12s %7.1f %-6s %8.1f%%\n", row.shape.c_str(), row.scheme.c_str(),
-                row.backend.c_str(), static_cast<long>(row.tokens), row.ms, row.ceiling.c_str(), row.ceiling_value,
-                row.ceiling_unit.c_str(), 100.0 * row.fraction);
+  const std::vector<PeerMean> means = PeerMeans(rows);
+  std::printf("%-17s %-23s %-14s %6s %10s %9s %9s  %-11s %9s %-6s %9s", "shape", "scheme", "backend", "tokens", "ms", "us/token",
+              "Gop/s", "ceiling", "measured", "", "fraction");
+  if (!means.empty()) std::printf("  %-16s %10s %8s", "peer", "peer ms", "ratio");
+  std::printf("\n");
+  for (const Row& row : rows) PrintRow(row, !means.empty());
+  if (means.empty()) return;
+  std::printf("\n%-23s %-14s %6s %22s\n", "scheme", "backend", "cells", "peer's time by ours");
+  for (const PeerMean& mean : means) {
+    std::printf("%-23s %-14s %6d %21.2fx\n", mean.scheme.c_str(), mean.backend.c_str(), mean.cells, mean.ratio);
   }
 }
 
 bool WriteJson(const std::vector<Row>& rows, const std::string& path) {
   nlohmann::json list = nlohmann::json::array();
   for (const Row& row : rows) {
-    list.push_back({{"bench", row.bench}, {"shape", row.shape}, {"scheme", row.scheme}, {"backend", row.backend},
-                    {"tokens", row.tokens}, {"ms", row.ms}, {"ceiling", row.ceiling}, {"ceiling_value", row.ceiling_value},
-                    {"ceiling_unit", row.ceiling_unit}, {"fraction", row.fraction}});
+    nlohmann::json object = {{"bench", row.bench},     {"shape", row.shape},   {"scheme", row.scheme}, {"backend", row.backend},
+                             {"threads", row.threads}, {"tokens", row.tokens}, {"ms", row.ms},         {"gops", row.gops()},
+                             {"us_per_token", row.us_per_token()}};
+    if (row.ceiling_value && row.fraction) {
+      object.update({{"ceiling", row.ceiling}, {"ceiling_value", *row.ceiling_value}, {"ceiling_unit", row.ceiling_unit},
+                     {"fraction", *row.fraction}});
+    }
+    if (row.peer_ratio()) object.update({{"peer", row.peer}, {"peer_ms", row.peer_ms}, {"peer_ratio", *row.peer_ratio()}});
+    list.push_back(std::move(object));
   }
   std::ofstream file(path);
   file << list.dump(1) << "\n";

@@ -81,6 +81,10 @@ check_rules() {
   only "//server reaches engine, kernels, proto and its libraries only" "//server:*" \
     "//engine:* + //kernels/... + //proto:* + (//third_party:* except //third_party:catch2 except //third_party:benchmark)"
   direct "//server reaches kernels through //kernels:backends only" "//server:*"
+  only "//bench's ceilings and cases reach the vocabulary of //kernels only" "//bench:cases + //bench:ceilings + //bench:loops" \
+    "($vocabulary) + $std"
+  only "//bench's peers reach its cases, json and the vocabulary only" "//bench:peers + //bench:report" \
+    "//bench:* + ($vocabulary) + //third_party:json + $std"
   only "//client reaches proto, gRPC, CLI11, json and the leaves only" "//client/..." \
     "//engine:safetensors + //proto:* + //third_party:grpc + //third_party:protobuf + //third_party:cli11 +
      //third_party:absl_hash_map + //third_party:json + $std"
