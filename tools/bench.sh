@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# `./dev bench [KIND,...] [FILTER] [--json FILE]`: runs the benchmark program //bench:KIND_bench of each kind. FILE gets
-# the rows of all of them in one list.
+# `./dev bench [KIND,...] [FILTER] [--json FILE] [-- OPTIONS]`: runs the benchmark program //bench:KIND_bench of each kind.
+# FILE gets the rows of all of them in one list. OPTIONS are for the program of one KIND as they are; its --help lists them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 known=(cpu load)
-usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE]; kinds: ${known[*]}"
+usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE] [-- OPTIONS of the one KIND]; kinds: ${known[*]}"
 words=()
+options=()
 json=""
 while (($# > 0)); do
   case "$1" in
@@ -16,7 +17,11 @@ while (($# > 0)); do
       json="$(from_caller "$2")"
       shift 2
       ;;
-    -*) fail 2 "bench: unknown option \"$1\"; options: --json FILE" "$usage" ;;
+    --)
+      options=("${@:2}")
+      break
+      ;;
+    -*) fail 2 "bench: unknown option \"$1\"; options: --json FILE, -- OPTIONS" "$usage" ;;
     *)
       words+=("$1")
       shift
@@ -30,6 +35,9 @@ for kind in "${kinds[@]}"; do
 done
 [[ -z "$json" || -d "$(dirname "$json")" ]] || fail 2 "bench: --json: wanted a file in a folder that exists, got \"$json\"" "$usage"
 
+((${#options[@]} == 0 || ${#kinds[@]} == 1)) ||
+  fail 2 "bench: --: wanted one KIND, whose options these are, got \"$(IFS=,; echo "${kinds[*]}")\"" "$usage"
+
 tools/setup.sh
 targets=("${kinds[@]/#///bench:}")
 bazel build "${targets[@]/%/_bench}" || fail 2 "bench: the build failed"
@@ -37,7 +45,7 @@ bin="$(bazel info bazel-bin 2>/dev/null)"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 for kind in "${kinds[@]}"; do
-  "$bin/bench/${kind}_bench" --json "$work/$kind.json" ${words[1]:+"${words[1]}"} ||
+  (cd "$DEV_CALLER" && exec "$bin/bench/${kind}_bench" --json "$work/$kind.json" "${options[@]}" ${words[1]:+"${words[1]}"}) ||
     fail 1 "bench: ${kind}_bench failed with exit code $?"
 done
 if [[ -n "$json" ]]; then
