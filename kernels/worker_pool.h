@@ -1,24 +1,33 @@
 // A pool of worker threads with one operation: run a function over task indices in parallel.
 //
-// Workers spin briefly after a job and then sleep. ParallelFor may be called from one thread at a time (the engine's
-// compute thread); the calling thread works too, as worker 0. No allocation per call.
+// Threads: ParallelFor may be called from one thread at a time (the engine lets computing calls take turns); the calling
+// thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the operating system
+// does not run (a CPU quota, more threads than processors) joins a job late or not at all. Workers, and the caller while
+// tasks are still running, spin for some 50 microseconds and then sleep. No allocation per call.
+//
+// A job lives in `state_`: open, workers enter and leave; closed, nobody enters. Invariant: the fields of the job are written only
+// while it is closed and nobody is inside, and read only by the caller and by those inside.
 #ifndef MOED_KERNELS_WORKER_POOL_H_
 #define MOED_KERNELS_WORKER_POOL_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 namespace moed {
 
+// Lets the calling thread run on `processor` only. False when the operating system refuses: no such processor, or not allowed.
+bool PinThisThread(int processor);
+
 class WorkerPool {
  public:
-  // Starts `threads` - 1 workers; `threads` < 1 counts as 1.
-  explicit WorkerPool(int threads);
+  static constexpr int kMaxThreads = 4096;
+
+  // Starts `threads` - 1 workers; `threads` is taken into [1, kMaxThreads]. Worker w runs on processors[w] only, where there
+  // is such an entry and the operating system agrees. Entry 0 is the caller's, who pins itself (PinThisThread).
+  explicit WorkerPool(int threads, const std::vector<int>& processors = {});
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -36,19 +45,21 @@ class WorkerPool {
   using Call = void (*)(const void* context, int64_t task, int worker);
 
   void Run(int64_t tasks, const void* context, Call call);
-  void WorkerMain(int worker);
-  void Drain(const void* context, Call call, int64_t tasks, int worker);
+  void WakeSleepers(int64_t wanted);
+  void WaitUntilEmpty();
+  void WorkerMain(int worker, int processor);
+  uint32_t WaitForWork(uint32_t seen);
+  bool Enter(uint32_t state);
+  void Leave();
+  void Drain(int worker);
 
   std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};  // one more for each job, and for stopping
-  std::atomic<int> running_{0};          // workers that have not finished the current job
-  std::atomic<int64_t> next_{0};
-  bool stop_ = false;                    // guarded by mutex_
-  int sleeping_ = 0;                     // guarded by mutex_
-  // The current job; written before generation_ is raised.
-  const void* context_ = nullptr;
+  // Flags, the number of workers inside, and above these the number of the job. Also what threads sleep on.
+  alignas(64) std::atomic<uint32_t> state_{0};
+  std::atomic<int> sleeping_{0};              // workers that sleep or are about to
+  alignas(64) std::atomic<int64_t> next_{0};  // the next task to hand out
+  // The job; see the invariant above.
+  alignas(64) const void* context_ = nullptr;
   Call call_ = nullptr;
   int64_t tasks_ = 0;
 };

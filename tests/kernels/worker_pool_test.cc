@@ -1,6 +1,9 @@
-// The worker pool: every task once, on every size, call after call.
+// The worker pool: every task once, on every size, call after call; no wake-up missed; pinning.
 #include <catch2/catch.hpp>
 
+#include <sched.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -9,6 +12,32 @@
 #include "kernels/worker_pool.h"
 
 namespace moed {
+namespace {
+
+// Empty when the operating system does not say. On any thread, so without assertions.
+std::vector<int> ProcessorsOfThisThread() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> processors;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return processors;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (CPU_ISSET(processor, &set)) processors.push_back(processor);
+  }
+  return processors;
+}
+
+// Runs one task on each thread: none returns before all have begun, so that a worker that does not wake up hangs the test.
+template <typename Body>
+void OnEveryThread(WorkerPool* pool, const Body& body) {
+  std::atomic<int> begun{0};
+  pool->ParallelFor(pool->threads(), [&](int64_t, int worker) {
+    ++begun;
+    while (begun < pool->threads()) std::this_thread::yield();
+    body(worker);
+  });
+}
+
+}  // namespace
 
 TEST_CASE("Every task runs exactly once, whatever the number of tasks and threads") {
   for (int threads : {-1, 1, 2, 5}) {
@@ -48,6 +77,88 @@ TEST_CASE("What a task wrote is visible when ParallelFor returns") {
     for (int value : values) stale += value != round;
     REQUIRE(stale == 0);
   }
+}
+
+TEST_CASE("Every worker wakes up for a job that needs it, whether it spins, sleeps or is about to") {
+  WorkerPool pool(4);
+  std::atomic<int> ran{0};
+  for (int round = 0; round < 400; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(round));  // over the time that a worker spins
+    OnEveryThread(&pool, [&](int) { ++ran; });
+  }
+  CHECK(ran == 1600);
+}
+
+TEST_CASE("A caller that sleeps until a long task of a worker ends returns after it") {
+  WorkerPool pool(2);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> long_one_ended{false};
+    OnEveryThread(&pool, [&](int worker) {
+      if (worker == 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // much longer than the caller spins
+      long_one_ended = true;
+    });
+    REQUIRE(long_one_ended);
+  }
+}
+
+TEST_CASE("With many more threads than processors no task is lost") {
+  WorkerPool pool(64);
+  std::atomic<int64_t> sum{0};
+  for (int job = 0; job < 500; ++job) pool.ParallelFor(65, [&](int64_t task, int) { sum += task; });
+  CHECK(sum == 500 * 65 * 32);
+}
+
+TEST_CASE("Jobs of other sizes follow each other without a task of one running in the next") {
+  WorkerPool pool(3);
+  int64_t wrong = 0;
+  for (int64_t job = 0; job < 3000; ++job) {
+    const int64_t tasks = 2 + job % 5;
+    std::atomic<int64_t> count{0};
+    std::atomic<bool> foreign{false};
+    pool.ParallelFor(tasks, [&](int64_t task, int) {
+      ++count;
+      if (task >= tasks) foreign = true;
+    });
+    wrong += count != tasks || foreign;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Pools come and go while their workers spin, sleep or have yet to start") {
+  for (int round = 0; round < 100; ++round) {
+    WorkerPool pool(4);
+    if (round % 4 > 0) pool.ParallelFor(8, [](int64_t, int) {});
+    if (round % 4 > 1) std::this_thread::sleep_for(std::chrono::microseconds(100 * (round % 4)));
+  }
+  SUCCEED("every worker was joined");
+}
+
+TEST_CASE("Pinned workers run on their processor only, the caller where it did") {
+  const std::vector<int> before = ProcessorsOfThisThread();
+  REQUIRE_FALSE(before.empty());
+  WorkerPool pool(3, {before.front(), before.front(), before.back()});
+  std::vector<std::vector<int>> seen(3);
+  OnEveryThread(&pool, [&](int worker) { seen[static_cast<size_t>(worker)] = ProcessorsOfThisThread(); });
+  CHECK(seen[0] == before);
+  CHECK(seen[1] == std::vector<int>{before.front()});
+  CHECK(seen[2] == std::vector<int>{before.back()});
+}
+
+TEST_CASE("A thread that pins itself runs there, and a processor that does not exist is refused") {
+  const std::vector<int> before = ProcessorsOfThisThread();
+  REQUIRE_FALSE(before.empty());
+  std::vector<int> pinned;
+  bool accepted = false, refused = false;
+  std::thread([&] {
+    accepted = PinThisThread(before.back());
+    pinned = ProcessorsOfThisThread();
+    refused = !PinThisThread(-1) && !PinThisThread(100000);
+  }).join();
+  CHECK(accepted);
+  CHECK(pinned == std::vector<int>{before.back()});
+  CHECK(refused);
+  CHECK(ProcessorsOfThisThread() == before);
 }
 
 }  // namespace moed
