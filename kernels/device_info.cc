@@ -1,12 +1,13 @@
 #include "kernels/device_info.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #endif
+
+#include "kernels/cpu_limits.h"
 
 namespace moed {
 namespace {
@@ -69,21 +70,6 @@ IsaFlags ReadFlags() { return {}; }
 
 #endif
 
-// The affinity mask; a mask that is too short for the kernel's processor count is refused by it, so that it grows.
-int UsableCores() {
-  for (int processors = 1024; processors <= 1 << 20; processors *= 4) {
-    cpu_set_t* set = CPU_ALLOC(processors);
-    if (set == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(processors);
-    const bool read = sched_getaffinity(0, bytes, set) == 0;
-    const int count = read ? CPU_COUNT_S(bytes, set) : 0;
-    CPU_FREE(set);
-    if (count > 0) return count;
-  }
-  const long online = sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? static_cast<int>(online) : 1;
-}
-
 uint64_t PhysicalMemory() {
   const long pages = sysconf(_SC_PHYS_PAGES);
   const long page_bytes = sysconf(_SC_PAGESIZE);
@@ -115,7 +101,8 @@ DeviceInfo ThisDevice() {
   DeviceInfo device;
   device.name = "this";
   device.isa = ReadFlags();
-  device.cores = UsableCores();
+  device.cores = static_cast<int>(UsableProcessors().size());
+  device.cpu_quota = CgroupQuota();
   device.memory_bytes = PhysicalMemory();
   return device;
 }

@@ -39,6 +39,7 @@ struct DeviceInfo {
   std::string name;          // "this", "h200", ... or a file's own name
   IsaFlags isa;              // of the host processor
   int cores = 1;             // usable logical processors
+  double cpu_quota = 0;      // of the cgroup, in processors; 0: none
   uint64_t memory_bytes = 0; // host memory that weights may use; 0: unknown, not checked
   bool has_gpu = false;
   int cuda_major = 0;        // compute capability
@@ -48,7 +49,7 @@ struct DeviceInfo {
 };
 
 // The machine this process runs on: processor flags by CPUID (with the operating system's consent for AVX, AVX-512 and
-// AMX state), logical processors from the affinity mask, memory from the operating system.
+// AMX state), logical processors from the affinity mask, the quota from its cgroups, memory from the operating system.
 DeviceInfo ThisDevice();
 
 }  // namespace moed
