@@ -22,6 +22,7 @@ Json ToJson(const ModelStatus& model) {
                       {"backend", layer.backend},
                       {"bytes", layer.bytes},
                       {"file_bytes", layer.file_bytes},
+                      {"numa_nodes", layer.numa_nodes},
                       {"note", layer.note}});
   }
   return {{"name", model.name},
@@ -35,8 +36,21 @@ Json ToJson(const ModelStatus& model) {
           {"layers", std::move(layers)}};
 }
 
+Json ToJson(const HostStatus& host) {
+  return {{"threads", host.threads},
+          {"threads_limit", host.threads_limit},
+          {"pinned", host.pinned},
+          {"processors", host.processors},
+          {"cpu_quota", host.cpu_quota > 0 ? Json(host.cpu_quota) : Json()},
+          {"numa_nodes", host.numa_nodes}};
+}
+
 void PrintStatus(const ServerStatus& status) {
   std::printf("moed %s\n", status.version.c_str());
+  if (status.host.threads > 0) {
+    std::printf("%d threads, limited by %s%s\n", status.host.threads, status.host.threads_limit.c_str(),
+                status.host.pinned ? ", pinned" : "");
+  }
   for (const ModelStatus& model : status.models) {
     std::printf("\nmodel %s  %s  generation %llu  H=%lld E=%d k=%d  %s\n", model.name.c_str(), LayerStateName(model.state),
                 static_cast<unsigned long long>(model.generation), static_cast<long long>(model.hidden), model.num_experts,
@@ -62,7 +76,7 @@ int RunStatus(const Globals& globals) {
   }
   Json models = Json::array();
   for (const ModelStatus& model : status->models) models.push_back(ToJson(model));
-  PrintJson({{"version", status->version}, {"models", std::move(models)}});
+  PrintJson({{"version", status->version}, {"host", ToJson(status->host)}, {"models", std::move(models)}});
   return kExitOk;
 }
 

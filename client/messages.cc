@@ -134,7 +134,17 @@ LayerStatus FromWire(const moe::v1::LayerStatus& layer) {
           .backend = layer.backend(),
           .note = layer.note(),
           .bytes = layer.bytes(),
-          .file_bytes = layer.file_bytes()};
+          .file_bytes = layer.file_bytes(),
+          .numa_nodes = {layer.numa_nodes().begin(), layer.numa_nodes().end()}};
+}
+
+HostStatus FromWire(const moe::v1::HostStatus& host) {
+  return {.threads = host.threads(),
+          .threads_limit = host.threads_limit(),
+          .pinned = host.pinned(),
+          .processors = host.processors(),
+          .cpu_quota = host.cpu_quota(),
+          .numa_nodes = {host.numa_nodes().begin(), host.numa_nodes().end()}};
 }
 
 LayerExplanation FromWire(const moe::v1::LayerExplanation& layer) {
@@ -191,7 +201,7 @@ absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::Forward
 }
 
 ServerStatus FromWire(const moe::v1::StatusResponse& response) {
-  ServerStatus result{.version = response.version(), .models = {}};
+  ServerStatus result{.version = response.version(), .models = {}, .host = FromWire(response.host())};
   for (const auto& model : response.models()) {
     ModelStatus& out = result.models.emplace_back();
     out.name = model.name();

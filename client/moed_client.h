@@ -132,6 +132,7 @@ struct LayerStatus {
   std::string note;         // why a preferred backend was not taken
   uint64_t bytes = 0;       // held by the repacked experts, padding included
   uint64_t file_bytes = 0;  // of the experts' tensors as stored
+  std::vector<int32_t> numa_nodes;  // memory nodes where the repacked experts lie; empty: unknown
 };
 
 struct ModelStatus {
@@ -146,9 +147,20 @@ struct ModelStatus {
   std::vector<LayerStatus> layers;
 };
 
+// The threads that compute, and the processors that the server may use.
+struct HostStatus {
+  int32_t threads = 0;
+  std::string threads_limit;        // what keeps them from being more: "affinity", "cgroup quota 2.0", "operator's choice"
+  bool pinned = false;              // each thread to a processor of its own
+  int32_t processors = 0;           // in the affinity mask
+  double cpu_quota = 0;             // of the cgroup, in processors; 0: none
+  std::vector<int32_t> numa_nodes;  // memory nodes of these processors; empty: unknown
+};
+
 struct ServerStatus {
   std::string version;
   std::vector<ModelStatus> models;
+  HostStatus host;  // zeros from a server that does not tell
 };
 
 struct Reason {

@@ -8,6 +8,8 @@
 #include "engine/forward.h"
 #include "engine/model.h"
 #include "engine/self_check.h"
+#include "kernels/cpu_limits.h"
+#include "kernels/numa.h"
 
 namespace moed {
 namespace {
@@ -21,6 +23,18 @@ absl::Status NoSuchModel(const std::string& name, const std::vector<std::shared_
   for (const std::shared_ptr<Model>& model : models) absl::StrAppend(&known, known.empty() ? "" : ", ", model->name());
   if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("the call names no model, and the server has several: ", known));
   return absl::NotFoundError(absl::StrCat("no model ", name, "; the server has ", known.empty() ? "none" : known));
+}
+
+HostStatus DescribeHost(const EngineOptions& options) {
+  const ThreadCount fitting = ThreadsFor(options.device.cores, options.device.cpu_quota);
+  HostStatus host;
+  host.threads = options.threads > 0 ? options.threads : fitting.threads;
+  host.threads_limit = options.threads > 0 ? "operator's choice" : fitting.limit;
+  host.pinned = options.pin_threads;
+  host.processors = options.device.cores;
+  host.cpu_quota = options.device.cpu_quota;
+  host.numa_nodes = NodesOfProcessors(UsableProcessors());
+  return host;
 }
 
 }  // namespace
@@ -38,10 +52,14 @@ const char* LayerStateName(LayerState state) {
 Engine::Engine(EngineOptions options, std::vector<const Backend*> backends)
     : options_(std::move(options)),
       backends_(std::move(backends)),
-      pool_(std::make_unique<WorkerPool>(options_.threads > 0 ? options_.threads : options_.device.cores)),
+      pinned_to_(options_.pin_threads ? UsableProcessors() : std::vector<int>()),
+      host_(DescribeHost(options_)),
+      pool_(std::make_unique<WorkerPool>(host_.threads, pinned_to_)),
       scratch_(std::make_unique<Scratch>()) {}
 
 Engine::~Engine() = default;
+
+bool Engine::PinComputeThread() const { return pinned_to_.empty() || PinThisThread(pinned_to_.front()); }
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::Get(const std::string& name) const {
   std::lock_guard<std::mutex> lock(models_mutex_);

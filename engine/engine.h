@@ -2,6 +2,7 @@
 //
 // Threads: Load, Forward and SelfCheck may be called from any thread; calls that compute take turns on one worker pool
 // (one device). Status and FindModel may be called at any time. A model's layers do not change after Load.
+// An engine owns one pool, whatever the number of its models; a process that makes several engines has as many pools.
 #ifndef MOED_ENGINE_ENGINE_H_
 #define MOED_ENGINE_ENGINE_H_
 
@@ -31,7 +32,8 @@ enum class ActivationChoice : uint8_t {
 };
 
 struct EngineOptions {
-  int threads = 0;              // 0: as many as usable processors
+  int threads = 0;              // 0: as many as usable processors and the CPU quota keep busy
+  bool pin_threads = false;     // each worker on one of the usable processors, in order; those beyond the last stay free
   Policy policy;
   bool deterministic = false;
   ActivationChoice activations = ActivationChoice::kFile;
@@ -95,6 +97,17 @@ struct LayerStatus {
   std::string note;             // of the oracle
   uint64_t bytes = 0;           // held by the repacked experts, shared included
   uint64_t file_bytes = 0;
+  std::vector<int> numa_nodes;  // where the experts lie, as found after loading; empty: unknown
+};
+
+// What computes, and on what.
+struct HostStatus {
+  int threads = 0;
+  std::string threads_limit;    // what keeps them from being more: "affinity", "cgroup quota 2.0", "operator's choice"
+  bool pinned = false;
+  int processors = 0;           // usable: in the affinity mask
+  double cpu_quota = 0;         // of the cgroup, in processors; 0: none
+  std::vector<int> numa_nodes;  // of the usable processors; empty: unknown
 };
 
 struct ModelStatus {
@@ -157,6 +170,12 @@ class Engine {
   absl::StatusOr<std::vector<SelfCheckRow>> SelfCheck(const std::string& model, int layer, int64_t tokens, uint64_t seed);
 
   std::vector<ModelStatus> Status() const;
+  const HostStatus& Host() const { return host_; }
+
+  // For a thread that will call Load, Forward and SelfCheck and nothing else, since threads that it starts inherit this: with
+  // pin_threads it runs on the first usable processor from now on. False when the operating system refuses.
+  bool PinComputeThread() const;
+
   // Facts that a caller needs to size a request. NOT_FOUND lists the models.
   absl::StatusOr<ModelStatus> FindModel(const std::string& name) const;
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
@@ -168,6 +187,8 @@ class Engine {
 
   const EngineOptions options_;
   const std::vector<const Backend*> backends_;
+  const std::vector<int> pinned_to_;  // worker w on pinned_to_[w]; empty: anywhere
+  const HostStatus host_;
   std::unique_ptr<WorkerPool> pool_;
   mutable std::mutex models_mutex_;  // guards models_
   std::vector<std::shared_ptr<Model>> models_;

@@ -8,6 +8,7 @@
 #include "engine/chunking.h"
 #include "engine/self_check.h"
 #include "kernels/activation_quant.h"
+#include "kernels/numa.h"
 
 namespace moed {
 namespace {
@@ -53,6 +54,15 @@ LayerPart RoutedPart(LoadedLayer& layer) {
 
 LayerPart SharedPart(LoadedLayer& layer) {
   return {", shared expert", &layer.plan.shared, layer.plan.shared_expert.get(), &layer.shared_choice, &layer.shared};
+}
+
+std::vector<int> NodesOf(const LoadedLayer& layer) {
+  std::vector<std::span<const std::byte>> ranges = layer.routed->ResidentRanges();
+  if (layer.shared != nullptr) {
+    const std::vector<std::span<const std::byte>> more = layer.shared->ResidentRanges();
+    ranges.insert(ranges.end(), more.begin(), more.end());
+  }
+  return NodesOfMemory(ranges);
 }
 
 }  // namespace
@@ -173,6 +183,7 @@ absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
   absl::StatusOr<GateWeights> gate = ReadGate(config_, *checkpoint_, layer.plan.layer);
   if (!gate.ok()) return gate.status();
   layer.gate = *std::move(gate);
+  layer.numa_nodes = NodesOf(layer);
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;
   return absl::OkStatus();
@@ -278,6 +289,7 @@ ModelStatus Model::Status() const {
     if (states_[index] == LayerState::kReady) {
       row.executed_scheme = Describe(layer.routed->ExecutedScheme());
       row.bytes = layer.routed->ResidentBytes() + (layer.shared ? layer.shared->ResidentBytes() : 0);
+      row.numa_nodes = layer.numa_nodes;
     }
     status.layers.push_back(std::move(row));
   }

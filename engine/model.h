@@ -24,6 +24,7 @@ struct LoadedLayer {
   std::unique_ptr<PreparedMoe> routed;
   std::unique_ptr<PreparedMoe> shared;     // null without a shared expert
   GateWeights gate;
+  std::vector<int> numa_nodes;             // of the experts; empty: unknown
 };
 
 // The routed experts or the shared expert of a layer, which are chosen, prepared and checked alike.

@@ -98,6 +98,9 @@ class PreparedMoe {
   // Bytes held by the repacked weights, padding included.
   virtual size_t ResidentBytes() const = 0;
 
+  // Where these bytes lie in this process's memory, for reports about it; empty: not told. Valid as long as the instance.
+  virtual std::vector<std::span<const std::byte>> ResidentRanges() const { return {}; }
+
   // The scheme that Run executes.
   virtual const QuantScheme& ExecutedScheme() const = 0;
 };

@@ -29,8 +29,7 @@ bool AddNodes(std::span<const std::byte> range, size_t page_bytes, std::set<int>
   const size_t count = std::min(pages, kSamples);
   std::vector<void*> addresses(count);
   for (size_t i = 0; i < count; ++i) {
-    const size_t page = first + static_cast<size_t>(static_cast<double>(pages) * static_cast<double>(i) / static_cast<double>(count));
-    addresses[i] = reinterpret_cast<void*>(page * page_bytes);
+    addresses[i] = reinterpret_cast<void*>((first + pages * i / count) * page_bytes);
   }
   std::vector<int> where(count, -1);
   // Without a list of nodes move_pages moves nothing and answers where each page is, or a negative error for one that is nowhere.

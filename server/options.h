@@ -46,7 +46,8 @@ struct ServeOptions {
   uint64_t memory_limit = 0;        // bytes; 0: no limit of moed's own
 
   // What decides speed only.
-  int threads = 0;                  // 0: as many as usable processors
+  int threads = 0;                  // 0: as many as usable processors and the CPU quota keep busy
+  bool pin_threads = false;         // each compute thread on a processor of its own
   int64_t max_tokens = 8192;        // rows computed at once
   int queue = 256;                  // calls that may wait for the device
 

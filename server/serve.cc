@@ -116,10 +116,24 @@ absl::Status LoadModels(const ServeOptions& options, Engine* engine) {
   return absl::OkStatus();
 }
 
+// "0, 1", or "unknown".
+std::string NodesText(const std::vector<int>& nodes) {
+  std::string text;
+  for (const int node : nodes) absl::StrAppend(&text, text.empty() ? "" : ", ", node);
+  return text.empty() ? "unknown" : text;
+}
+
+void LogHost(const HostStatus& host) {
+  spdlog::info("{} compute threads{}, limited by {}; {} usable processors on NUMA nodes: {}", host.threads,
+               host.pinned ? ", pinned" : "", host.threads_limit, host.processors, NodesText(host.numa_nodes));
+  for (const std::string& warning : ThreadWarnings(host)) spdlog::warn("{}", warning);
+}
+
 void LogBackends(const Engine& engine) {
   for (const ModelStatus& model : engine.Status()) {
     for (const LayerStatus& layer : model.layers) {
-      spdlog::info("model '{}' layer {}: {} on {}{}{}", model.name, layer.layer, layer.executed_scheme, layer.backend,
+      const std::string nodes = layer.numa_nodes.empty() ? "" : absl::StrCat(", NUMA nodes: ", NodesText(layer.numa_nodes));
+      spdlog::info("model '{}' layer {}: {} on {}{}{}{}", model.name, layer.layer, layer.executed_scheme, layer.backend, nodes,
                    layer.note.empty() ? "" : "; ", layer.note);
     }
   }
@@ -181,7 +195,13 @@ class ReadyFile {
 
 // The load thread's work: OK also when a drain came first.
 absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* server, ReadyFile* ready) {
-  if (absl::Status status = LoadModels(options, engine); !status.ok()) return status;
+  absl::Status loaded;
+  std::thread worker([&] {  // ends with the load, since it may be pinned
+    engine->PinComputeThread();
+    loaded = LoadModels(options, engine);
+  });
+  worker.join();
+  if (!loaded.ok()) return loaded;
   LogBackends(*engine);
   return server->Open([&] {
     absl::Status status = ready->Write(*server);
@@ -207,6 +227,7 @@ int RunServe(const ServeOptions& options) {
 
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
+  LogHost((*engine)->Host());
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Listen(options, engine->get());
   if (!server.ok()) return ReportFailure(server.status());
   ReadyFile ready(options.ready_file);

@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
-  server->queue_.Start();
+  server->queue_.Start([engine] { engine->PinComputeThread(); });
   return server;
 }
 

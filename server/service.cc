@@ -38,12 +38,12 @@ grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* contex
 absl::Status MoeService::AnswerStatus(const v1::StatusRequest& request, v1::StatusResponse* response) const {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
   const Phase phase = phase_.load();
-  if (request.model().empty()) return FillStatus(engine_->Status(), phase, response), absl::OkStatus();
+  if (request.model().empty()) return FillStatus(engine_->Status(), engine_->Host(), phase, response), absl::OkStatus();
   absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
   if (!model.ok()) return model.status();
   absl::StatusOr<ModelStatus> status = engine_->FindModel((*model)->name);
   if (!status.ok()) return status.status();
-  FillStatus({*std::move(status)}, phase, response);
+  FillStatus({*std::move(status)}, engine_->Host(), phase, response);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backends.h"
+#include "kernels/cpu_limits.h"
 #include "kernels/device_info.h"
 
 namespace moed {
@@ -14,6 +15,12 @@ constexpr int kUsageError = 2;
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+}
+
+absl::Status CheckPinning(const ServeOptions& options, const DeviceInfo& device) {
+  if (!options.pin_threads || options.threads <= device.cores) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--pin-threads: wanted at most ", device.cores,
+                                                 " threads, one for each usable processor, got --threads ", options.threads));
 }
 
 }  // namespace
@@ -31,6 +38,7 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
   if (!policy.ok()) return policy.status();
   EngineOptions engine_options;
   engine_options.threads = options.threads;
+  engine_options.pin_threads = options.pin_threads;
   engine_options.policy = *std::move(policy);
   engine_options.deterministic = options.deterministic;
   engine_options.activations = options.activations == "none" ? ActivationChoice::kNone : ActivationChoice::kFile;
@@ -39,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
   engine_options.max_tokens = options.max_tokens;
   engine_options.memory_limit = options.memory_limit;
   engine_options.device = ThisDevice();
+  if (absl::Status status = CheckPinning(options, engine_options.device); !status.ok()) return status;
   MaskFeatures(options.masked_features, &engine_options.device.isa);
   auto engine = std::make_unique<Engine>(std::move(engine_options), std::move(backends));
   for (const ModelOption& model : options.models) {
@@ -46,6 +55,19 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
     if (!status.ok()) return Prefixed(absl::StrCat("model '", model.name, "'"), status);
   }
   return engine;
+}
+
+std::vector<std::string> ThreadWarnings(const HostStatus& host) {
+  std::vector<std::string> warnings;
+  const std::string threads = absl::StrCat(host.threads, " threads are more than the ");
+  if (host.threads > host.processors) {
+    warnings.push_back(absl::StrCat(threads, host.processors, " usable processors: they will take turns"));
+  }
+  if (host.cpu_quota > 0 && host.threads > ThreadsFor(host.threads, host.cpu_quota).threads) {
+    warnings.push_back(absl::StrCat(threads, QuotaText(host.cpu_quota),
+                                    " processors of the cgroup's quota: all will be stopped when it is used up"));
+  }
+  return warnings;
 }
 
 int ReportFailure(const absl::Status& status) {

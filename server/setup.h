@@ -21,6 +21,9 @@ absl::StatusOr<Policy> ReadPolicy(const std::string& text, const std::vector<con
 // and got.
 absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options);
 
+// What an operator should know about the number of threads that was asked for: each limit that it exceeds, with both numbers.
+std::vector<std::string> ThreadWarnings(const HostStatus& host);
+
 // Prints `status` on stderr as every command does: the error on the first line, details indented below. Returns exit
 // code 2.
 int ReportFailure(const absl::Status& status);

@@ -94,7 +94,7 @@ enum class Phase { kLoading, kServing, kDraining };
 
 // Reports. Only a serving server shows READY: layers that are ready are shown as LOADING before calls are let in, and as
 // PLANNED, with an error in the model, once a drain began.
-void FillStatus(const std::vector<ModelStatus>& models, Phase phase, moe::v1::StatusResponse* out);
+void FillStatus(const std::vector<ModelStatus>& models, const HostStatus& host, Phase phase, moe::v1::StatusResponse* out);
 // All layers, or only `layer` when >= 0.
 void FillExplain(const ExplainReport& report, int layer, moe::v1::ExplainResponse* out);
 // Appends `rows`; `passed` becomes false with the first row that failed.

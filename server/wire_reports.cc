@@ -45,6 +45,16 @@ void FillLayer(const LayerStatus& layer, Phase phase, v1::LayerStatus* out) {
   out->set_note(layer.note);
   out->set_bytes(layer.bytes);
   out->set_file_bytes(layer.file_bytes);
+  for (const int node : layer.numa_nodes) out->add_numa_nodes(node);
+}
+
+void FillHost(const HostStatus& host, v1::HostStatus* out) {
+  out->set_threads(host.threads);
+  out->set_threads_limit(host.threads_limit);
+  out->set_pinned(host.pinned);
+  out->set_processors(host.processors);
+  out->set_cpu_quota(host.cpu_quota);
+  for (const int node : host.numa_nodes) out->add_numa_nodes(node);
 }
 
 void FillVerdict(const BackendVerdict& verdict, v1::BackendVerdict* out) {
@@ -130,8 +140,9 @@ absl::StatusOr<int64_t> SelfCheckTokens(const v1::SelfCheckRequest& request) {
   return absl::InvalidArgumentError(absl::StrCat("tokens: wanted 1 to 64, or 0 for 8, got ", request.tokens()));
 }
 
-void FillStatus(const std::vector<ModelStatus>& models, Phase phase, v1::StatusResponse* out) {
+void FillStatus(const std::vector<ModelStatus>& models, const HostStatus& host, Phase phase, v1::StatusResponse* out) {
   out->set_version(kVersion);
+  FillHost(host, out->mutable_host());
   for (const ModelStatus& model : models) {
     v1::ModelStatus* added = out->add_models();
     added->set_name(model.name);

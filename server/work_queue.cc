@@ -1,5 +1,7 @@
 #include "server/work_queue.h"
 
+#include <pthread.h>
+
 #include <new>
 #include <string>
 #include <utility>
@@ -19,7 +21,13 @@ WorkQueue::WorkQueue(int capacity, Clock clock) : capacity_(capacity), clock_(st
 
 WorkQueue::~WorkQueue() { Shutdown(); }
 
-void WorkQueue::Start() { thread_ = std::thread([this] { ThreadMain(); }); }
+void WorkQueue::Start(std::function<void()> first) {
+  thread_ = std::thread([this, first = std::move(first)] {
+    pthread_setname_np(pthread_self(), "compute");  // as `top -H` shows it
+    if (first) first();
+    ThreadMain();
+  });
+}
 
 absl::Status WorkQueue::Verdict(const Job& job, TimePoint now) {
   // The deadline first: at a deadline the transport also cancels the call, and the count should say why.

@@ -59,8 +59,8 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Starts the compute thread. At most once.
-  void Start();
+  // Starts the compute thread, which calls `first` (may be empty) before any job. At most once.
+  void Start(std::function<void()> first = {});
 
   // Hands over `job`. RESOURCE_EXHAUSTED when full (waiting and allowed jobs in the text), UNAVAILABLE after Shutdown: the
   // job's callbacks are not called then.

@@ -39,14 +39,16 @@ bool WaitFor(const std::function<bool()>& condition) {
 
 std::string RunningServer::ready_file() const { return folder_ + "/ready.json"; }
 
-RunningServer::RunningServer(const std::vector<std::string>& models, const std::vector<std::string>& more) {
+RunningServer::RunningServer(const std::vector<std::string>& models, const std::vector<std::string>& more,
+                             const std::vector<std::string>& launcher) {
   // A short path, since a UNIX socket's has to fit into 107 bytes.
   std::string pattern = "/tmp/moed-XXXXXX";
   REQUIRE(mkdtemp(pattern.data()) != nullptr);
   folder_ = pattern;
   unix_ = "unix:" + folder_ + "/moed.sock";
-  std::vector<std::string> arguments = {kMoed,      "serve", "--listen",     "127.0.0.1:0",
-                                        "--listen", unix_,   "--ready-file", ready_file()};
+  std::vector<std::string> arguments = launcher;
+  arguments.insert(arguments.end(),
+                   {kMoed, "serve", "--listen", "127.0.0.1:0", "--listen", unix_, "--ready-file", ready_file()});
   for (const std::string& model : models) arguments.insert(arguments.end(), {"--model", model});
   arguments.insert(arguments.end(), more.begin(), more.end());
   process_ = Process::Start(arguments);

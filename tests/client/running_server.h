@@ -24,8 +24,10 @@ bool WaitFor(const std::function<bool()>& condition);
 
 class RunningServer {
  public:
-  // Serves `models` ("PATH" or "NAME=PATH") with `more` options. Fails the test when it does not become ready.
-  explicit RunningServer(const std::vector<std::string>& models, const std::vector<std::string>& more = {});
+  // Serves `models` ("PATH" or "NAME=PATH") with `more` options. Fails the test when it does not become ready. `launcher` is
+  // what runs the program, such as an emulator; it must keep the process id.
+  explicit RunningServer(const std::vector<std::string>& models, const std::vector<std::string>& more = {},
+                         const std::vector<std::string>& launcher = {});
   ~RunningServer();
 
   const std::string& tcp() const { return tcp_; }           // 127.0.0.1:PORT

@@ -3,7 +3,9 @@
 
 #include "engine/engine.h"
 #include "kernels/backends.h"
+#include "kernels/numa.h"
 #include "tests/support/checkpoint_builder.h"
+#include "tests/support/skip.h"
 #include "tests/support/temp_dir.h"
 
 namespace moed {
@@ -21,7 +23,7 @@ const Backend* Find(const std::string& name) {
 // A backend that is right but for one fault.
 class PlantedFault : public Backend {
  public:
-  enum class Fault { kHalvesOutput, kOneExpertZero };
+  enum class Fault { kHalvesOutput, kOneExpertZero, kNone };
   explicit PlantedFault(Fault fault) : fault_(fault) {}
 
   std::string Name() const override { return "cpu_planted"; }
@@ -55,11 +57,13 @@ class PlantedFault : public Backend {
     }
     size_t WorkspaceBytes(int64_t tokens, int top_k) const override { return inner_->WorkspaceBytes(tokens, top_k); }
     size_t ResidentBytes() const override { return inner_->ResidentBytes(); }
+    std::vector<std::span<const std::byte>> ResidentRanges() const override { return {std::as_bytes(std::span(touched_))}; }
     const QuantScheme& ExecutedScheme() const override { return inner_->ExecutedScheme(); }
 
    private:
     std::unique_ptr<PreparedMoe> inner_;
     Fault fault_;
+    std::vector<char> touched_ = std::vector<char>(100000, 1);  // stands for weights
   };
 
   const Backend* inner_ = Find("cpu_generic");
@@ -181,6 +185,26 @@ TEST_CASE("A right backend is not blamed") {
   REQUIRE(engine.Plan("m", disk.dir.path()).ok());
   REQUIRE(engine.Load("m", {}).ok());
   for (const LayerStatus& layer : std::vector<LayerStatus>(engine.Status()[0].layers)) CHECK(layer.note.empty());
+}
+
+TEST_CASE("A ready layer tells on which memory nodes its backend's memory lies, and a backend that does not tell is unknown") {
+  const PlantedFault right(PlantedFault::Fault::kNone);
+  const std::vector<std::byte> touched(100000, std::byte{1});
+  const std::span<const std::byte> range(touched);
+  const std::vector<int> here = NodesOfMemory(std::span(&range, 1));
+  if (here.empty()) return Skip("the kernel does not tell where memory lies");
+  OnDisk disk;
+  std::vector<const Backend*> backends = LinkedBackends();
+  backends.insert(backends.begin(), &right);
+  Engine engine(Options("require:cpu_planted"), backends);
+  REQUIRE(engine.Plan("m", disk.dir.path()).ok());
+  CHECK(engine.Status()[0].layers[0].numa_nodes.empty());
+  REQUIRE(engine.Load("m", {}).ok());
+  CHECK_FALSE(engine.Status()[0].layers[0].numa_nodes.empty());
+  Engine silent(Options("require:reference"), backends);
+  REQUIRE(silent.Plan("m", disk.dir.path()).ok());
+  REQUIRE(silent.Load("m", {}).ok());
+  CHECK(silent.Status()[0].layers[0].numa_nodes.empty());
 }
 
 }  // namespace moed

@@ -61,6 +61,7 @@ TEST_CASE("Defaults are those of the help text") {
   CHECK(options.policy == "auto");
   CHECK(options.activations == "file");
   CHECK(options.threads == 0);
+  CHECK_FALSE(options.pin_threads);
   CHECK(options.max_tokens == 8192);
   CHECK(options.queue == 256);
   CHECK(options.memory_limit == 0);
@@ -72,7 +73,7 @@ TEST_CASE("Defaults are those of the help text") {
 TEST_CASE("Every flag reaches its field") {
   const ServeOptions options = ServeOf(
       {"--model", "a=/m/one", "--model=b=/m/two", "--listen", "[::1]:0", "--listen", "unix:/run/moed.sock", "--policy",
-       "require:cpu_generic", "--activations", "none", "--threads", "3", "--deterministic", "--max-tokens", "100",
+       "require:cpu_generic", "--activations", "none", "--threads", "3", "--pin-threads", "--deterministic", "--max-tokens", "100",
        "--memory-limit", "123456789012", "--cpu-features", "-avx512f,-avx2", "--health-listen", "localhost:81",
        "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug"});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"b", "/m/two"}});
@@ -80,6 +81,7 @@ TEST_CASE("Every flag reaches its field") {
   CHECK(options.policy == "require:cpu_generic");
   CHECK(options.activations == "none");
   CHECK(options.threads == 3);
+  CHECK(options.pin_threads);
   CHECK(options.deterministic);
   CHECK(options.max_tokens == 100);
   CHECK(options.memory_limit == 123456789012u);
@@ -93,11 +95,12 @@ TEST_CASE("Every flag reaches its field") {
 
 TEST_CASE("A configuration file takes the same options") {
   const ConfigFile file(R"({"model": ["a=/m/one", "/m/two/"], "listen": "127.0.0.1:0", "threads": 2, "deterministic": true,
-                            "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000, "queue": 9})");
+                            "pin-threads": true, "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000, "queue": 9})");
   const ServeOptions options = ServeOf({"--config", file.path()});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"two", "/m/two/"}});
   CHECK(options.listen == std::vector<std::string>{"127.0.0.1:0"});
   CHECK(options.threads == 2);
+  CHECK(options.pin_threads);
   CHECK(options.deterministic);
   CHECK_FALSE(options.no_reflection);
   CHECK(options.masked_features == std::vector<std::string>{"avx2"});
@@ -219,6 +222,8 @@ TEST_CASE("A value of the wrong JSON type is refused with its key") {
   CHECK_THAT(ConfigError(R"({"threads": [4]})"), Contains("threads: wanted a whole number, got a list"));
   CHECK_THAT(ConfigError(R"({"policy": {"a": 1}})"), Contains("policy: wanted a string, got an object"));
   CHECK_THAT(ConfigError(R"({"deterministic": 1})"), Contains("deterministic: wanted true or false, got 1"));
+  CHECK_THAT(ConfigError(R"({"pin-threads": 2})"), Contains("pin-threads: wanted true or false, got 2"));
+  CHECK_THAT(ConfigError(R"({"pin-threads": false, "model": "/m"})", {"--pin-threads"}), Contains("pin-threads conflicts with --pin-threads"));
   CHECK_THAT(ConfigError(R"({"model": [1]})"), Contains("model: wanted strings in the list, got 1"));
   CHECK_THAT(ConfigError(R"({"model": [["/m"]]})"), Contains("model: wanted strings in the list, got a list"));
   CHECK_THAT(ConfigError(R"({"model": "/m", "threads": 5000})"), Contains("threads: wanted a whole number from 0 to 1024"));

@@ -347,8 +347,8 @@ TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
   model.layers[0].state = LayerState::kReady;
   model.layers[1].state = LayerState::kFailed;
   v1::StatusResponse loading, serving;
-  FillStatus({model}, Phase::kLoading, &loading);
-  FillStatus({model}, Phase::kServing, &serving);
+  FillStatus({model}, {}, Phase::kLoading, &loading);
+  FillStatus({model}, {}, Phase::kServing, &serving);
   CHECK(loading.models(0).state() == v1::LAYER_STATE_LOADING);
   CHECK(loading.models(0).layers(0).state() == v1::LAYER_STATE_LOADING);
   CHECK(loading.models(0).layers(1).state() == v1::LAYER_STATE_FAILED);
@@ -356,10 +356,30 @@ TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
   CHECK(serving.models(0).error().empty());
   CHECK(serving.version() == "0.1.0");
   v1::StatusResponse draining;
-  FillStatus({model}, Phase::kDraining, &draining);
+  FillStatus({model}, {}, Phase::kDraining, &draining);
   CHECK(draining.models(0).state() == v1::LAYER_STATE_PLANNED);
   CHECK(draining.models(0).layers(0).state() == v1::LAYER_STATE_PLANNED);
   CHECK(draining.models(0).error() == "the server is draining");
+}
+
+TEST_CASE("A status tells threads, their limit, and the memory nodes of processors and layers") {
+  ModelStatus model;
+  model.layers.resize(2);
+  model.layers[1].numa_nodes = {0, 3};
+  const HostStatus host{.threads = 2, .threads_limit = "cgroup quota 2.5", .pinned = true, .processors = 16, .cpu_quota = 2.5,
+                        .numa_nodes = {1}};
+  v1::StatusResponse status;
+  FillStatus({model}, host, Phase::kServing, &status);
+  CHECK(status.host().threads() == 2);
+  CHECK(status.host().threads_limit() == "cgroup quota 2.5");
+  CHECK(status.host().pinned());
+  CHECK(status.host().processors() == 16);
+  CHECK(status.host().cpu_quota() == 2.5);
+  REQUIRE(status.host().numa_nodes_size() == 1);
+  CHECK(status.host().numa_nodes(0) == 1);
+  CHECK(status.models(0).layers(0).numa_nodes_size() == 0);
+  REQUIRE(status.models(0).layers(1).numa_nodes_size() == 2);
+  CHECK(status.models(0).layers(1).numa_nodes(1) == 3);
 }
 
 TEST_CASE("An explanation keeps every reason") {
