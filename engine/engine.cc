@@ -37,6 +37,9 @@ HostStatus DescribeHost(const EngineOptions& options) {
   return host;
 }
 
+// Whether all threads can run at the same time.
+bool RunAtOnce(const HostStatus& host) { return host.threads <= ThreadsFor(host.processors, host.cpu_quota).threads; }
+
 }  // namespace
 
 const char* LayerStateName(LayerState state) {
@@ -54,7 +57,7 @@ Engine::Engine(EngineOptions options, std::vector<const Backend*> backends)
       backends_(std::move(backends)),
       pinned_to_(options_.pin_threads ? UsableProcessors() : std::vector<int>()),
       host_(DescribeHost(options_)),
-      pool_(std::make_unique<WorkerPool>(host_.threads, pinned_to_)),
+      pool_(std::make_unique<WorkerPool>(host_.threads, pinned_to_, RunAtOnce(host_))),
       scratch_(std::make_unique<Scratch>()) {}
 
 Engine::~Engine() = default;

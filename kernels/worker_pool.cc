@@ -37,19 +37,6 @@ inline void Pause() {
 #endif
 }
 
-// Looks at `done` for kSpin; whether it came true.
-template <typename Done>
-bool SpinUntil(const Done& done) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < kPausesPerClock; ++i) {
-      if (done()) return true;
-      Pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
-}
-
 // Sleeps unless `word` differs from `value` when the kernel looks; may return for no reason.
 void Sleep(const std::atomic<uint32_t>& word, uint32_t value, uint32_t who) {
   syscall(SYS_futex, &word, FUTEX_WAIT_BITSET_PRIVATE, value, nullptr, nullptr, who);
@@ -79,7 +66,7 @@ bool PinThisThread(int processor) {
   return pinned;
 }
 
-WorkerPool::WorkerPool(int threads, const std::vector<int>& processors) {
+WorkerPool::WorkerPool(int threads, const std::vector<int>& processors, bool spin) : spin_(spin) {
   for (int worker = 1; worker < std::min(threads, kMaxThreads); ++worker) {
     const int processor = worker < static_cast<int>(processors.size()) ? processors[worker] : -1;
     workers_.emplace_back([this, worker, processor] { WorkerMain(worker, processor); });
@@ -90,6 +77,20 @@ WorkerPool::~WorkerPool() {
   state_.fetch_or(kStop, std::memory_order_seq_cst);
   Wake(state_, INT_MAX, kWorkers);
   for (std::thread& worker : workers_) worker.join();
+}
+
+// Looks at `done`, for kSpin if the pool spins; whether it came true.
+template <typename Done>
+bool WorkerPool::SpinUntil(const Done& done) const {
+  if (!spin_) return done();
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < kPausesPerClock; ++i) {
+      if (done()) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
 }
 
 void WorkerPool::Drain(int worker) {

@@ -3,7 +3,7 @@
 // Threads: ParallelFor may be called from one thread at a time (the engine lets computing calls take turns); the calling
 // thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the operating system
 // does not run (a CPU quota, more threads than processors) joins a job late or not at all. Workers, and the caller while
-// tasks are still running, spin for some 50 microseconds and then sleep. No allocation per call.
+// tasks are still running, spin for some 50 microseconds before they sleep, unless told not to. No allocation per call.
 //
 // A job lives in `state_`: open, workers enter and leave; closed, nobody enters. Invariant: the fields of the job are written only
 // while it is closed and nobody is inside, and read only by the caller and by those inside.
@@ -26,8 +26,9 @@ class WorkerPool {
   static constexpr int kMaxThreads = 4096;
 
   // Starts `threads` - 1 workers; `threads` is taken into [1, kMaxThreads]. Worker w runs on processors[w] only, where there
-  // is such an entry and the operating system agrees. Entry 0 is the caller's, who pins itself (PinThisThread).
-  explicit WorkerPool(int threads, const std::vector<int>& processors = {});
+  // is such an entry and the operating system agrees. Entry 0 is the caller's, who pins itself (PinThisThread). `spin` false
+  // is for more threads than can run at once: one that spins would take the time of another.
+  explicit WorkerPool(int threads, const std::vector<int>& processors = {}, bool spin = true);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -52,7 +53,10 @@ class WorkerPool {
   bool Enter(uint32_t state);
   void Leave();
   void Drain(int worker);
+  template <typename Done>
+  bool SpinUntil(const Done& done) const;
 
+  const bool spin_;
   std::vector<std::thread> workers_;
   // Flags, the number of workers inside, and above these the number of the job. Also what threads sleep on.
   alignas(64) std::atomic<uint32_t> state_{0};

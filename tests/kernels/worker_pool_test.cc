@@ -80,18 +80,21 @@ TEST_CASE("What a task wrote is visible when ParallelFor returns") {
 }
 
 TEST_CASE("Every worker wakes up for a job that needs it, whether it spins, sleeps or is about to") {
-  WorkerPool pool(4);
-  std::atomic<int> ran{0};
-  for (int round = 0; round < 400; ++round) {
-    std::this_thread::sleep_for(std::chrono::microseconds(round));  // over the time that a worker spins
-    OnEveryThread(&pool, [&](int) { ++ran; });
+  for (const bool spin : {true, false}) {
+    WorkerPool pool(4, {}, spin);
+    std::atomic<int> ran{0};
+    for (int round = 0; round < 400; ++round) {
+      std::this_thread::sleep_for(std::chrono::microseconds(round / 2));  // over the time that a worker spins
+      OnEveryThread(&pool, [&](int) { ++ran; });
+    }
+    CHECK(ran == 1600);
   }
-  CHECK(ran == 1600);
 }
 
 TEST_CASE("A caller that sleeps until a long task of a worker ends returns after it") {
-  WorkerPool pool(2);
-  for (int round = 0; round < 20; ++round) {
+  WorkerPool spinning(2), sleeping(2, {}, false);
+  for (int round = 0; round < 40; ++round) {
+    WorkerPool& pool = round % 2 == 0 ? spinning : sleeping;
     std::atomic<bool> long_one_ended{false};
     OnEveryThread(&pool, [&](int worker) {
       if (worker == 0) return;
@@ -103,10 +106,12 @@ TEST_CASE("A caller that sleeps until a long task of a worker ends returns after
 }
 
 TEST_CASE("With many more threads than processors no task is lost") {
-  WorkerPool pool(64);
-  std::atomic<int64_t> sum{0};
-  for (int job = 0; job < 500; ++job) pool.ParallelFor(65, [&](int64_t task, int) { sum += task; });
-  CHECK(sum == 500 * 65 * 32);
+  for (const bool spin : {true, false}) {
+    WorkerPool pool(64, {}, spin);
+    std::atomic<int64_t> sum{0};
+    for (int job = 0; job < 500; ++job) pool.ParallelFor(65, [&](int64_t task, int) { sum += task; });
+    CHECK(sum == 500 * 65 * 32);
+  }
 }
 
 TEST_CASE("Jobs of other sizes follow each other without a task of one running in the next") {
