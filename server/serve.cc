@@ -197,7 +197,7 @@ class ReadyFile {
 absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* server, ReadyFile* ready) {
   absl::Status loaded;
   std::thread worker([&] {  // ends with the load, since it may be pinned
-    engine->PinComputeThread();
+    if (!engine->PinComputeThread()) spdlog::warn("--pin-threads: the operating system does not let threads be pinned");
     loaded = LoadModels(options, engine);
   });
   worker.join();
