@@ -34,16 +34,32 @@ MOED_INLINE void Configure(int64_t words) {
   _tile_loadconfig(&config);
 }
 
-// Sums of one segment: two panels, `kTall` times 16 rows, to sums[16 * kTall][32] (32-bit each).
-// Op::MultiplyN() adds to tile of sums N (the compiler wants the numbers of tiles spelled out).
-template <class Op, int kTall>
-MOED_INLINE void TileSums(const uint8_t* const* w, const uint8_t* x, int64_t x_stride, int64_t steps, int64_t words, uint8_t* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
+constexpr int64_t kSumStride = kPairWidth * 4;  // bytes of a row of sums
+
+// The tiles of sums of `kTall` times 16 rows and two panels, from and to sums[16 * kTall][32] (32-bit each).
+template <int kTall>
+MOED_INLINE void LoadSums(const uint8_t* sums) {
+  _tile_loadd(0, sums, kSumStride);
+  _tile_loadd(1, sums + kSumStride / 2, kSumStride);
   if constexpr (kTall == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
+    _tile_loadd(2, sums + kTileRows * kSumStride, kSumStride);
+    _tile_loadd(3, sums + kTileRows * kSumStride + kSumStride / 2, kSumStride);
   }
+}
+
+template <int kTall>
+MOED_INLINE void StoreSums(uint8_t* sums) {
+  _tile_stored(0, sums, kSumStride);
+  _tile_stored(1, sums + kSumStride / 2, kSumStride);
+  if constexpr (kTall == 2) {
+    _tile_stored(2, sums + kTileRows * kSumStride, kSumStride);
+    _tile_stored(3, sums + kTileRows * kSumStride + kSumStride / 2, kSumStride);
+  }
+}
+
+// Adds the products of a segment. Op::MultiplyN() adds to tile of sums N (the compiler wants the numbers of tiles spelled out).
+template <class Op, int kTall>
+MOED_INLINE void AddProducts(const uint8_t* const* w, const uint8_t* x, int64_t x_stride, int64_t steps, int64_t words) {
   for (int64_t i = 0; i < steps; ++i) {
     _tile_loadd(6, w[0] + i * words * kWordRow, kWordRow);
     _tile_loadd(4, x + i * words * 4, x_stride);
@@ -56,41 +72,52 @@ MOED_INLINE void TileSums(const uint8_t* const* w, const uint8_t* x, int64_t x_s
       Op::Multiply3();
     }
   }
-  constexpr int64_t kStride = kPairWidth * 4;
-  _tile_stored(0, sums, kStride);
-  _tile_stored(1, sums + kStride / 2, kStride);
-  if constexpr (kTall == 2) {
-    _tile_stored(2, sums + kTileRows * kStride, kStride);
-    _tile_stored(3, sums + kTileRows * kStride + kStride / 2, kStride);
+}
+
+// Scales the complete sums of segment `s` into the tile: rows [first, first + rows).
+template <class T>
+MOED_INLINE void ScaleSums(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, int64_t rows, const uint8_t* sums,
+                           float* tile) {
+  constexpr int kColumns = kPairWidth / T::S::kLanes;
+  Chunk whole = chunk;
+  whole.begins = true;  // what earlier chunks of the group gave is in the sums
+  for (int64_t r = 0; r < rows; ++r) {
+    typename T::Acc acc[1][kColumns];
+    Begin<T>(args, whole, s, first + r, acc);
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) acc[0][c] = T::AddAcc(acc[0][c], T::LoadAcc(sums + r * kSumStride + c * T::S::kLanes * 4));
+    End<T>(args, whole, s, first + r, tile, acc);
   }
 }
 
-// Rows [first, first + rows) of a chunk, at most 32.
+// Rows [first, first + rows) of a chunk, at most 32. Sums of a group that goes on wait where the vector kernels keep theirs.
 template <class T, class Op, int kTall>
 MOED_INLINE void AmxTile(const DotArgs& args, const Chunk& chunk, int64_t first, int64_t rows, float* tile) {
-  constexpr int kColumns = kPairWidth / T::S::kLanes;
-  alignas(64) uint8_t sums[kTall * kTileRows * kPairWidth * 4];
+  uint8_t* const sums = args.scratch + kCarryAt + first * kSumStride;
   const int64_t step = T::Step(args.format->group), words = step / T::kPerWord;
   for (int64_t s = 0; s < chunk.segments; ++s) {
     const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
     const uint8_t* x = args.rows[first] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
-    TileSums<Op, kTall>(w, x, args.row->bytes, (chunk.of(s) + step - 1) / step, words, sums);
-    for (int64_t r = 0; r < rows; ++r) {
-      typename T::Acc acc[1][kColumns];
-      Begin<T>(args, chunk, s, first + r, acc);
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) {
-        acc[0][c] = T::AddAcc(acc[0][c], T::LoadAcc(sums + (r * kPairWidth + c * T::S::kLanes) * 4));
-      }
-      End<T>(args, chunk, s, first + r, tile, acc);
+    if (chunk.begins) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    } else {
+      LoadSums<kTall>(sums);
     }
+    AddProducts<Op, kTall>(w, x, args.row->bytes, (chunk.of(s) + step - 1) / step, words);
+    StoreSums<kTall>(sums);
+    if (chunk.ends) ScaleSums<T>(args, chunk, s, first, rows, sums, tile);
   }
 }
 
 template <class T, class Op>
 struct AmxTiles {
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
-    for (int64_t first = 0; first < args.count; first += 2 * kTileRows) {
+    const int64_t tiles = (args.count + 2 * kTileRows - 1) / (2 * kTileRows);
+    for (int64_t t = 0, first = 0; t < tiles; ++t, first += 2 * kTileRows) {
+      FetchNext(chunk, t, tiles);
       const int64_t rows = Smaller(2 * kTileRows, args.count - first);
       if (rows > kTileRows) {
         AmxTile<T, Op, 2>(args, chunk, first, rows, tile);

@@ -1,7 +1,8 @@
 // The dot-product kernels, written once over an instruction type T; included by each instruction-set file.
 //
 // T provides: S (the SIMD type of kernels-inl.h), Acc (a vector of 32-bit sums), kExact (integer sums, which may be split without
-// changing a bit), kPerWord (factors in a word: 4 or 2), Step (features that it multiplies at once), and the operations used below. As in kernels-inl.h, all code
+// changing a bit), kPerWord (factors in a word: 4 or 2), kChunkFeatures, Step (features that it multiplies at once), and the operations
+// used below. As in kernels-inl.h, all code
 // is in an anonymous namespace and uses no library function.
 //
 // A pair of panels is worked off in chunks of up to kChunk input features, so that its words stay in the L1 cache: scales and codes
@@ -20,7 +21,7 @@
 namespace moed::cpu {
 namespace {
 
-constexpr int64_t kChunk = 512;
+constexpr int64_t kChunk = 512;  // at most; T::kChunkFeatures of them
 constexpr int64_t kWordRow = 64;  // bytes of 16 words, one per output feature of a panel
 constexpr int64_t kMaxSegments = kChunk / kBlockDepth;
 
@@ -43,6 +44,8 @@ struct Chunk {
   bool ends = false;          // ... and are complete in the end
   const uint8_t* codes[2] = {nullptr, nullptr};  // words of either panel
   int64_t segment_bytes = 0;  // from one segment's words to the next one's
+  const uint8_t* next[2] = {nullptr, nullptr};   // where the next chunk's codes begin
+  int64_t next_bytes = 0;                        // of either panel, to be fetched meanwhile
   const float* scales = nullptr;
   const uint8_t* zeros = nullptr;  // 32-bit factors of a row's sums; null when one number does for all
 
@@ -68,7 +71,7 @@ MOED_INLINE Chunk NextChunk(const PanelFormat& format, int64_t k, int64_t padded
     return chunk;
   }
   const int64_t left = (format.depth - k + format.group - 1) / format.group;
-  chunk.segments = Smaller(left, padded < kChunk ? kChunk / padded : 1);
+  chunk.segments = Smaller(left, longest / padded);
   chunk.features = format.group;
   chunk.last_features = Smaller(format.group, format.depth - k - (chunk.segments - 1) * format.group);
   chunk.begins = chunk.ends = true;
@@ -96,7 +99,7 @@ MOED_INLINE void LoadScales(const PanelFormat& format, const uint8_t* weights, u
       S::Store(scales + s * kPairWidth + c, scale);
       if (format.zero_bytes > 0) {
         const typename S::F zero = S::LoadU8(group + format.scale_bytes + c % kPanelWidth);
-        T::StoreZero(scratch + kZerosAt + (s * kPairWidth + c) * 4, S::Sub(S::Set(D::kBase), zero));
+        T::StoreZero(scratch + kZerosAt + (s * kPairWidth + c) * 4, zero, D::kBase);
       }
     }
   }
@@ -155,9 +158,10 @@ MOED_INLINE void Begin(const DotArgs& args, const Chunk& chunk, int64_t s, int64
   if (!chunk.begins) {
     ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(carried + (r * kPairWidth + c * kLanes) * 4); });
   } else if (chunk.zeros != nullptr) {
-    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ZeroTimesSum(zeros + c * kLanes * 4, args.rows[first + r] + sum); });
+    const bool small = args.format->group <= 128;
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ZeroTimesSum(zeros + c * kLanes * 4, args.rows[first + r] + sum, small); });
   } else {
-    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(*args.format, args.rows[first + r] + sum); });
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(args.rows[first + r] + sum); });
   }
 }
 
@@ -179,18 +183,50 @@ MOED_INLINE void End(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t
   }
 }
 
-// One word of every row times one word of every output feature.
+template <class T>
+MOED_INLINE typename T::S::I WeightsOf(const uint8_t* const* w, int64_t i, int c) {
+  constexpr int kLanes = T::S::kLanes;
+  return T::S::LoadWords(w[c * kLanes / kPanelWidth] + i * kWordRow + c * kLanes % kPanelWidth * 4);
+}
+
+// One word of every row times one word of every output feature. The rows' words stay in registers meanwhile, the weights come one
+// vector at a time (the other way round GCC 12 spills).
 template <class T, int kRows, int kColumns>
 MOED_INLINE void WordStep(const uint8_t* const* w, const uint8_t* const* x, int64_t i, typename T::Acc (&acc)[kRows][kColumns]) {
-  constexpr int kLanes = T::S::kLanes;
   typename T::S::I factors[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) factors[r] = T::S::BroadcastWord(x[r] + 4 * i);
 #pragma GCC unroll 4
   for (int c = 0; c < kColumns; ++c) {
-    const typename T::S::I weights = T::S::LoadWords(w[c * kLanes / kPanelWidth] + i * kWordRow + c * kLanes % kPanelWidth * 4);
+    const typename T::S::I weights = WeightsOf<T>(w, i, c);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) acc[r][c] = T::Dot(acc[r][c], weights, factors[r]);
+  }
+}
+
+// Sums of segment `s` for rows [first, first + kRows), started by Begin.
+template <class T, int kRows, int kColumns>
+MOED_INLINE void SegmentSums(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, typename T::Acc (&acc)[kRows][kColumns]) {
+  // Independent sums where a few rows alone would wait for each other.
+  constexpr int kSplit = !T::kExact ? 1 : kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
+  typename T::Acc more[kSplit][kRows][kColumns];
+#pragma GCC unroll 4
+  for (int u = 1; u < kSplit; ++u) ForTile<kRows, kColumns>([&](int r, int c) { more[u][r][c] = T::ZeroAcc(); });
+  const uint8_t* x[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) x[r] = args.rows[first + r] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
+  const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
+  const int64_t words = chunk.of(s) / T::kPerWord;
+  int64_t i = 0;
+  for (; i + kSplit <= words; i += kSplit) {
+    WordStep<T>(w, x, i, acc);
+#pragma GCC unroll 4
+    for (int u = 1; u < kSplit; ++u) WordStep<T>(w, x, i + u, more[u]);
+  }
+  for (; i < words; ++i) WordStep<T>(w, x, i, acc);
+#pragma GCC unroll 4
+  for (int u = 1; u < kSplit; ++u) {
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::AddAcc(acc[r][c], more[u][r][c]); });
   }
 }
 
@@ -198,30 +234,30 @@ MOED_INLINE void WordStep(const uint8_t* const* w, const uint8_t* const* x, int6
 template <class T, int kRows>
 void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
   constexpr int kColumns = kPairWidth / T::S::kLanes;
-  // Independent sums where a few rows alone would wait for each other.
-  constexpr int kSplit = !T::kExact ? 1 : kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
   for (int64_t s = 0; s < chunk.segments; ++s) {
-    typename T::Acc acc[kSplit][kRows][kColumns];
-    Begin<T>(args, chunk, s, first, acc[0]);
-#pragma GCC unroll 4
-    for (int u = 1; u < kSplit; ++u) ForTile<kRows, kColumns>([&](int r, int c) { acc[u][r][c] = T::ZeroAcc(); });
-    const uint8_t* x[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) x[r] = args.rows[first + r] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
-    const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
-    const int64_t words = chunk.of(s) / T::kPerWord;
-    int64_t i = 0;
-    for (; i + kSplit <= words; i += kSplit) {
-#pragma GCC unroll 4
-      for (int u = 0; u < kSplit; ++u) WordStep<T>(w, x, i + u, acc[u]);
-    }
-    for (; i < words; ++i) WordStep<T>(w, x, i, acc[0]);
-#pragma GCC unroll 4
-    for (int u = 1; u < kSplit; ++u) {
-      ForTile<kRows, kColumns>([&](int r, int c) { acc[0][r][c] = T::AddAcc(acc[0][r][c], acc[u][r][c]); });
-    }
-    End<T>(args, chunk, s, first, tile, acc[0]);
+    typename T::Acc acc[kRows][kColumns];
+    Begin<T>(args, chunk, s, first, acc);
+    SegmentSums<T>(args, chunk, s, first, acc);
+    End<T>(args, chunk, s, first, tile, acc);
   }
+}
+
+// The same for whole groups, with the scaled sums in registers from the first segment to the last.
+template <class T, int kRows>
+void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+  using S = typename T::S;
+  constexpr int kColumns = kPairWidth / S::kLanes;
+  typename S::F sum[kRows][kColumns];
+  float* out = tile + first * kPairWidth;
+  ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Load(out + r * kPairWidth + c * S::kLanes); });
+  for (int64_t s = 0; s < chunk.segments; ++s) {
+    typename T::Acc acc[kRows][kColumns];
+    Begin<T>(args, chunk, s, first, acc);
+    SegmentSums<T>(args, chunk, s, first, acc);
+    const float* scales = chunk.scales + s * kPairWidth;
+    ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Fma(T::ToFloat(acc[r][c]), S::Load(scales + c * S::kLanes), sum[r][c]); });
+  }
+  ForTile<kRows, kColumns>([&](int r, int c) { S::Store(out + r * kPairWidth + c * S::kLanes, sum[r][c]); });
 }
 
 // ---- All rows: Tiles::RunAll(args, chunk, tile) of a type Tiles. ----
@@ -235,6 +271,15 @@ MOED_INLINE void RunTile(int64_t rows, const DotArgs& args, const Chunk& chunk, 
   }
 }
 
+// Part `part` of `parts` of the next chunk's codes, into the second-level cache: decoding meets them cold otherwise, and waits.
+MOED_INLINE void FetchNext(const Chunk& chunk, int64_t part, int64_t parts) {
+  const int64_t begin = chunk.next_bytes * part / parts / 64 * 64, end = chunk.next_bytes * (part + 1) / parts / 64 * 64;
+  for (int64_t at = begin; at < end; at += 64) {
+    __builtin_prefetch(chunk.next[0] + at, 0, 2);
+    __builtin_prefetch(chunk.next[1] + at, 0, 2);
+  }
+}
+
 // As few tiles of up to kMaxRows rows as will do, as equal as can be.
 template <class Shape, int kMaxRows>
 struct EvenTiles {
@@ -243,6 +288,7 @@ struct EvenTiles {
     int64_t first = 0;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t rows = (args.count - first + tiles - t - 1) / (tiles - t);
+      FetchNext(chunk, t, tiles);
       RunTile<Shape, kMaxRows>(rows, args, chunk, first, tile);
       first += rows;
     }
@@ -257,9 +303,28 @@ struct WordShape {
   }
 };
 
-// Tiles of a type T with a one-word product.
-template <class T, int kMaxRows>
-using WordTiles = EvenTiles<WordShape<T>, kMaxRows>;
+template <class T>
+struct GroupShape {
+  template <int kRows>
+  static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+    GroupTile<T, kRows>(args, chunk, first, tile);
+  }
+};
+
+// Groups so short that adding their sums to memory each time takes longer than a lower tile.
+constexpr int64_t kShortGroup = 32;
+
+// Tiles of a type T with a one-word product, of up to kMaxRows rows; of up to kGroupRows for short groups, whose second set of sums
+// has to fit into the registers (0: it does not).
+template <class T, int kMaxRows, int kGroupRows>
+struct WordTiles {
+  static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
+    if constexpr (kGroupRows > 0) {
+      if (chunk.features <= kShortGroup && chunk.begins) return EvenTiles<GroupShape<T>, kGroupRows>::RunAll(args, chunk, tile);
+    }
+    EvenTiles<WordShape<T>, kMaxRows>::RunAll(args, chunk, tile);
+  }
+};
 
 // ---- All chunks, all pairs. ----
 
@@ -275,21 +340,36 @@ MOED_INLINE void ScaleRows(const DotArgs& args, float* tile) {
   }
 }
 
+// From this many rows on arithmetic takes long enough to fetch the next weights meanwhile.
+constexpr int64_t kFetchRows = 4;
+
+// Where the codes after this chunk begin: further on in both panels, or in the next pair.
+MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bool last_pair, Chunk* chunk) {
+  const int64_t features = (chunk->segments - 1) * chunk->features + chunk->last_features;
+  const bool last_chunk = chunk->k + features >= format.depth;
+  if (last_chunk && last_pair) return;
+  const int64_t groups = chunk->segments > 1 ? chunk->segments : 0;
+  chunk->next_bytes = features / kBlockDepth * format.block_bytes + groups * (format.scale_bytes + format.zero_bytes);
+  for (int p = 0; p < 2; ++p) {
+    const uint8_t* panel = weights + p * format.panel_bytes;
+    chunk->next[p] = last_chunk ? panel + 2 * format.panel_bytes : PackedCodes(format, *chunk, panel, 0) + chunk->next_bytes;
+  }
+}
+
 template <class T, class D, class Tiles>
 void MultiplyWords(const DotArgs& args) {
   const PanelFormat& format = *args.format;
   const int64_t step = T::Step(format.group);
-  const int64_t padded = RoundUpTo(Smaller(format.group, kChunk), step);
-  // Words that are used where they lie need no scratch: a type that gains by it takes a whole group at once.
-  const int64_t longest = D::kWords && T::kWholeGroups && format.group >= step ? format.group / step * step : kChunk;
+  const int64_t padded = RoundUpTo(Smaller(format.group, T::kChunkFeatures), step);
   for (int64_t pair = 0; pair < args.pairs; ++pair) {
     const uint8_t* weights = args.weights + pair * 2 * format.panel_bytes;
     float* tile = args.tile + pair * args.count * kPairWidth;
     for (int64_t at = 0; at < args.count * kPairWidth; at += T::S::kLanes) T::S::Store(tile + at, T::S::Zero());
     for (int64_t k = 0; k < format.depth;) {
-      Chunk chunk = NextChunk(format, k, padded, longest);
+      Chunk chunk = NextChunk(format, k, padded, T::kChunkFeatures);
       LoadScales<T, D>(format, weights, args.scratch, &chunk);
       LoadCodes<T, D>(format, weights, step, args.scratch, &chunk);
+      if (args.count >= kFetchRows) PlanFetch(format, weights, pair + 1 == args.pairs, &chunk);
       Tiles::RunAll(args, chunk, tile);
       k += (chunk.segments - 1) * chunk.features + chunk.last_features;
     }

@@ -30,7 +30,8 @@ struct RowFormat {
   int64_t depth = 0;         // features, as PanelFormat::depth
   int64_t group = 0;         // features that share a sum, as PanelFormat::group
   int64_t scale_offset = 0;  // bytes to the row's scale, float32; int8 and int16 only
-  int64_t sums_offset = 0;   // bytes to the sum of x over each group: int32 codes, or float32 values for bf16
+  int64_t sums_offset = 0;   // bytes to a sum over each group: int32 codes times sum_factor, or float32 values for bf16
+  int32_t sum_factor = -1;   // minus the weights' zero point, or -1 where every output feature has its own
   int64_t bytes = 0;         // from one row to the next: a multiple of 64
 
   int64_t code_bytes() const { return codes == RowCodes::kInt8 ? 1 : 2; }
@@ -50,6 +51,9 @@ struct RowArgs {
   float value = 0.0f;
   uint8_t* out = nullptr;    // format->bytes, aligned to 64; every byte written
 };
+
+// Integer products take FP4 as twice its value, 12 higher.
+inline constexpr int32_t kFp4Zero = 12;
 
 inline constexpr int64_t kDotScratchBytes = 80 * 1024;
 

@@ -11,11 +11,14 @@ constexpr int64_t kMinRows = 5;
 
 struct Vnni : IntegerSums<Avx512> {
   static constexpr int kPerWord = 4;
-  static MOED_INLINE Acc Dot(Acc acc, Acc weights, Acc x) { return _mm512_dpbusd_epi32(acc, weights, x); }
+  // Spelled out: GCC 12 copies the sums of the intrinsic from register to register and back in each step of a loop.
+  static MOED_INLINE Acc Dot(Acc acc, Acc weights, Acc x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(x));
+    return acc;
+  }
 };
 
 struct TileInt8 : Vnni {
-  static constexpr bool kWholeGroups = true;
   static MOED_INLINE int64_t Step(int64_t group) { return group <= 16 ? 16 : group <= 32 ? 32 : 64; }
   static MOED_INLINE void Multiply0() { _tile_dpbsud(0, 4, 6); }
   static MOED_INLINE void Multiply1() { _tile_dpbsud(1, 4, 7); }
@@ -24,7 +27,7 @@ struct TileInt8 : Vnni {
 };
 
 struct TileBf16 : Bf16Sums {
-  static constexpr bool kWholeGroups = true;
+  static constexpr int64_t kChunkFeatures = kChunk / 2;  // the bytes of a chunk of int8
   static MOED_INLINE int64_t Step(int64_t group) { return group <= 16 ? 16 : 32; }
   static MOED_INLINE void Multiply0() { _tile_dpbf16ps(0, 4, 6); }
   static MOED_INLINE void Multiply1() { _tile_dpbf16ps(1, 4, 7); }
@@ -42,7 +45,7 @@ void MultiplyInt8With(const DotArgs& args) {
 }
 
 void MultiplyInt8(const DotArgs& args) {
-  if (args.count < kMinRows) return MultiplyInt8With<Vnni, WordTiles<Vnni, kMinRows - 1>>(args);
+  if (args.count < kMinRows) return MultiplyInt8With<Vnni, WordTiles<Vnni, kMinRows - 1, kMinRows - 1>>(args);
   WithTiles<TileInt8>(args, MultiplyInt8With<TileInt8, AmxTiles<TileInt8, TileInt8>>);
 }
 
@@ -51,7 +54,7 @@ void MultiplyBf16Tiles(const DotArgs& args) {
 }
 
 void MultiplyBf16Mixed(const DotArgs& args) {
-  if (args.count < kMinRows) return MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, kMinRows - 1>>(args);
+  if (args.count < kMinRows) return MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, kMinRows - 1, kMinRows - 1>>(args);
   MultiplyBf16Tiles(args);
 }
 

@@ -11,7 +11,7 @@ const KernelTable& Avx2Kernels() {
 }
 
 const DotTable& Avx2Dots() {
-  static constexpr DotTable table = MakeMaddTable<Avx2, 3>();
+  static constexpr DotTable table = MakeMaddTable<Avx2, 3, 2>();
   return table;
 }
 

@@ -11,7 +11,7 @@ const KernelTable& Avx512Kernels() {
 }
 
 const DotTable& Avx512Dots() {
-  static constexpr DotTable table = MakeMaddTable<Avx512, 6>();
+  static constexpr DotTable table = MakeMaddTable<Avx512, 6, 8>();
   return table;
 }
 

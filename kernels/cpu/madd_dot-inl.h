@@ -74,22 +74,22 @@ struct ByteShape {
   }
 };
 
-template <class S, int kMaxRows>
+template <class S, int kMaxRows, int kHalfRows>
 void MultiplyByMadd(const DotArgs& args) {
   switch (args.format->element) {
     case ElementType::kInt4: return MultiplyWords<MaddBytes<S>, NibbleQuads<S>, EvenTiles<ByteShape<S, 8>, kMaxRows>>(args);
     case ElementType::kFp4E2m1: return MultiplyWords<MaddBytes<S>, Fp4Quads<S>, EvenTiles<ByteShape<S, 4>, kMaxRows>>(args);
-    default: return MultiplyWords<MaddHalves<S>, ByteHalves<S>, WordTiles<MaddHalves<S>, kMaxRows>>(args);
+    default: return MultiplyWords<MaddHalves<S>, ByteHalves<S>, WordTiles<MaddHalves<S>, kHalfRows, 0>>(args);
   }
 }
 
-template <class S, int kMaxRows>
+template <class S, int kMaxRows, int kHalfRows>
 constexpr DotTable MakeMaddTable() {
   return {{RowCodes::kInt8, RowOrder::kNibbleQuads},
           {RowCodes::kInt16, RowOrder::kHalfWords},
           false,
           MakeIntegerRow<S>,
-          MultiplyByMadd<S, kMaxRows>};
+          MultiplyByMadd<S, kMaxRows, kHalfRows>};
 }
 
 }  // namespace
