@@ -6,6 +6,8 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/convert.h"
+
 namespace moed {
 namespace {
 
@@ -21,7 +23,8 @@ class SubsetReader : public ExpertReader {
 };
 
 struct Sample {
-  std::vector<float> x;        // [tokens, H]
+  std::vector<float> x;        // [tokens, H], values that bf16 holds
+  std::vector<uint16_t> bf16;  // the same
   std::vector<int32_t> ids;    // [tokens, k]
   std::vector<float> weights;  // [tokens, k]
 };
@@ -53,6 +56,13 @@ Sample MakeSample(const MoeDesc& desc, const CheckSize& size, uint64_t seed) {
       sample.ids.push_back(slot < 0 ? -1 : experts[static_cast<size_t>(row * live + slot) % experts.size()]);
       sample.weights.push_back(0.25f + 0.5f * static_cast<float>(j + 1) / static_cast<float>(desc.top_k));
     }
+  }
+  sample.bf16.resize(sample.x.size());
+  const MutableTensorView rounded = {sample.bf16.data(), DType::kBf16, size.tokens, desc.hidden};
+  for (int64_t row = 0; row < size.tokens; ++row) {
+    float* x = sample.x.data() + row * desc.hidden;
+    RowFromFloat(x, row, rounded);
+    RowToFloat({sample.bf16.data(), DType::kBf16, size.tokens, desc.hidden}, row, x);
   }
   return sample;
 }
@@ -101,6 +111,18 @@ absl::StatusOr<std::vector<float>> RunReference(const CheckTarget& target, const
   return out;
 }
 
+// The sample through the target, its rows handed over as `dtype`, f32 or bf16.
+absl::StatusOr<std::vector<float>> RunTarget(const CheckTarget& target, const Sample& sample, DType dtype, int64_t tokens,
+                                             WorkerPool& pool, Scratch& scratch) {
+  const int64_t hidden = target.desc.hidden;
+  const void* x = dtype == DType::kBf16 ? static_cast<const void*>(sample.bf16.data()) : sample.x.data();
+  std::vector<float> out(sample.x.size());
+  const MoeBatch batch = {{x, dtype, tokens, hidden}, sample.ids, sample.weights, target.desc.top_k};
+  absl::Status status = RunPrepared(target.prepared, batch, {out.data(), DType::kF32, tokens, hidden}, pool, scratch);
+  if (!status.ok()) return status;
+  return out;
+}
+
 }  // namespace
 
 const Backend* FindReference(std::span<const Backend* const> backends) {
@@ -128,17 +150,15 @@ absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend&
   absl::StatusOr<std::vector<float>> want = RunReference(target, reference, sample, tokens, pool, scratch);
   if (!want.ok()) return want.status();
 
-  std::vector<float> got(sample.x.size());
-  const MoeBatch batch = {{sample.x.data(), DType::kF32, tokens, desc.hidden}, sample.ids, sample.weights, desc.top_k};
-  absl::Status status =
-      RunPrepared(target.prepared, batch, {got.data(), DType::kF32, tokens, desc.hidden}, pool, scratch);
-  if (!status.ok()) return status;
-
   SelfCheckRow row;
+  for (DType dtype : {DType::kF32, DType::kBf16}) {
+    const absl::StatusOr<std::vector<float>> got = RunTarget(target, sample, dtype, tokens, pool, scratch);
+    if (!got.ok()) return got.status();
+    row.max_rel = std::max(row.max_rel, LargestRelativeError(*got, *want, desc.hidden));
+  }
   row.backend = target.backend.Name();
   row.scheme = Describe(target.prepared.ExecutedScheme());
   row.tokens = tokens;
-  row.max_rel = LargestRelativeError(got, *want, desc.hidden);
   row.bound = SelfCheckBound(target.prepared.ExecutedScheme());
   row.passed = row.max_rel <= row.bound;
   return row;

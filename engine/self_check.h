@@ -37,8 +37,9 @@ inline constexpr CheckSize kLoadCheck = {3, 3, 2};
 inline CheckSize FullCheck(const MoeDesc& desc, int64_t tokens) { return {tokens, desc.num_experts, desc.top_k}; }
 
 // Runs random rows of magnitudes 1/16 to 16 through the target and through `reference`, which reads only the experts that the
-// rows use. float32 in and out. Errors are those of reading or running; a
-// difference beyond the bound is a row that did not pass. The row's layer number is left 0.
+// rows use. The target runs them twice, as f32 and as bf16, since a backend may have products of its own for bf16; the values are
+// the same and the answers float32. Errors are those of reading or running; a difference beyond the bound is a row that did not
+// pass. The row's layer number is left 0.
 absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, CheckSize size, uint64_t seed,
                                        WorkerPool& pool, Scratch& scratch);
 

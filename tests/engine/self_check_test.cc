@@ -23,7 +23,7 @@ const Backend* Find(const std::string& name) {
 // A backend that is right but for one fault.
 class PlantedFault : public Backend {
  public:
-  enum class Fault { kHalvesOutput, kOneExpertZero, kNone };
+  enum class Fault { kHalvesOutput, kHalvesBf16, kOneExpertZero, kNone };
   explicit PlantedFault(Fault fault) : fault_(fault) {}
 
   std::string Name() const override { return "cpu_planted"; }
@@ -49,6 +49,7 @@ class PlantedFault : public Backend {
       std::vector<float> weights(batch.weights.begin(), batch.weights.end());
       for (size_t at = 0; at < ids.size(); ++at) {
         if (fault_ == Fault::kHalvesOutput) weights[at] *= 0.5f;
+        if (fault_ == Fault::kHalvesBf16 && batch.x.dtype == DType::kBf16) weights[at] *= 0.5f;
         if (fault_ == Fault::kOneExpertZero && ids[at] == 1) ids[at] = -1;
       }
       changed.ids = ids;
@@ -96,7 +97,8 @@ struct OnDisk {
 }  // namespace
 
 TEST_CASE("A planted wrong backend is quarantined, the next fitting one runs, and status and explain say so") {
-  for (PlantedFault::Fault fault : {PlantedFault::Fault::kHalvesOutput, PlantedFault::Fault::kOneExpertZero}) {
+  for (PlantedFault::Fault fault :
+       {PlantedFault::Fault::kHalvesOutput, PlantedFault::Fault::kHalvesBf16, PlantedFault::Fault::kOneExpertZero}) {
     const PlantedFault planted(fault);
     OnDisk disk;
     std::vector<const Backend*> backends = LinkedBackends();
