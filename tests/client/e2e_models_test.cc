@@ -107,9 +107,9 @@ TEST_CASE("Explain names the scheme that each checkpoint was written in, layer b
   CHECK(known >= 3);  // those of tests/data
 }
 
-// Above: zero points of 4 bits are held as bytes, E8M0 scales as bf16, and panels are padded. Below: group indices and symmetric zero points are
+// Above: zero points of 4 bits are held as bytes, and panels are padded. Below: group indices and symmetric zero points are
 // checked and dropped.
-TEST_CASE("A loaded layer holds what its experts take in the file, from 5 % less to 12 % more") {
+TEST_CASE("A loaded layer holds what its experts take in the file, from 5 % less to 8 % more") {
   const std::vector<GoldenModel> models = GoldenModels();
   std::vector<std::string> named;
   for (const GoldenModel& model : models) named.push_back(model.name + "=" + model.path);
@@ -121,7 +121,7 @@ TEST_CASE("A loaded layer holds what its experts take in the file, from 5 % less
     for (const Json& layer : status["models"][at]["layers"]) {
       const double held = layer["bytes"].get<double>();
       const double stored = static_cast<double>(models[at].ExpertBytes(layer["layer"]));
-      const auto [least, most] = HasLooseInt4(models[at].name) ? std::pair(0.50, 0.60) : std::pair(0.95, 1.12);
+      const auto [least, most] = HasLooseInt4(models[at].name) ? std::pair(0.50, 0.60) : std::pair(0.95, 1.08);
       INFO(models[at].path << ", layer " << layer["layer"] << " on " << layer["backend"] << ": " << held << " bytes held, "
                            << stored << " in the file");
       CHECK(held >= least * stored);
