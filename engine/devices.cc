@@ -20,9 +20,15 @@ IsaFlags Avx512Vnni() {
   return isa;
 }
 
-IsaFlags Amx() {
+IsaFlags Avx512Bf16() {
   IsaFlags isa = Avx512Vnni();
-  isa.avx512bf16 = isa.avxvnni = true;
+  isa.avx512bf16 = true;
+  return isa;
+}
+
+IsaFlags Amx() {
+  IsaFlags isa = Avx512Bf16();
+  isa.avxvnni = true;
   isa.amx_tile = isa.amx_int8 = isa.amx_bf16 = true;
   return isa;
 }
@@ -44,10 +50,11 @@ DeviceInfo WithGpu(DeviceInfo device, int major, int multiprocessors, uint64_t b
 }
 
 // All but "this".
-std::array<DeviceInfo, 5> Invented() {
+std::array<DeviceInfo, 6> Invented() {
   constexpr uint64_t kGigabyte = 1000000000;
   return {WithGpu(Cpu("h200", Amx(), 16), 9, 132, 141 * kGigabyte), WithGpu(Cpu("a100", Avx2(), 16), 8, 108, 80 * kGigabyte),
-          Cpu("cpu-avx2", Avx2(), 8), Cpu("cpu-avx512-vnni", Avx512Vnni(), 16), Cpu("cpu-amx", Amx(), 16)};
+          Cpu("cpu-avx2", Avx2(), 8), Cpu("cpu-avx512-vnni", Avx512Vnni(), 16), Cpu("cpu-avx512-bf16", Avx512Bf16(), 16),
+          Cpu("cpu-amx", Amx(), 16)};
 }
 
 }  // namespace

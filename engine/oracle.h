@@ -75,7 +75,7 @@ class Policy {
 // NOT_FOUND listing the valid names unless every name of `policy` is among `backends`.
 absl::Status CheckNames(const Policy& policy, std::span<const Backend* const> backends);
 
-// Built-in devices: "this", "h200", "a100", "cpu-avx2", "cpu-avx512-vnni", "cpu-amx".
+// Built-in devices: "this", "h200", "a100", "cpu-avx2", "cpu-avx512-vnni", "cpu-avx512-bf16", "cpu-amx".
 std::vector<std::string> BuiltInDeviceNames();
 // The device of that built-in name; NOT_FOUND lists the names.
 absl::StatusOr<DeviceInfo> BuiltInDevice(const std::string& name);

@@ -240,7 +240,7 @@ TEST_CASE("A policy text that is not as specified is refused with the wrong part
 
 TEST_CASE("Built-in devices are what their names say") {
   CHECK(BuiltInDeviceNames() ==
-        std::vector<std::string>{"this", "h200", "a100", "cpu-avx2", "cpu-avx512-vnni", "cpu-amx"});
+        std::vector<std::string>{"this", "h200", "a100", "cpu-avx2", "cpu-avx512-vnni", "cpu-avx512-bf16", "cpu-amx"});
   for (const std::string& name : BuiltInDeviceNames()) {
     const auto device = BuiltInDevice(name);
     REQUIRE(device.ok());
@@ -254,10 +254,12 @@ TEST_CASE("Built-in devices are what their names say") {
   const DeviceInfo a100 = Device("a100");
   CHECK((a100.has_gpu && a100.cuda_major == 8 && a100.gpu_multiprocessors == 108 && !a100.isa.avx512f && a100.isa.avx2));
   CHECK((!Device("cpu-avx2").has_gpu && !Device("cpu-avx2").isa.avx512f));
-  CHECK((Device("cpu-avx512-vnni").isa.avx512vnni && !Device("cpu-avx512-vnni").isa.amx_tile));
+  CHECK((Device("cpu-avx512-vnni").isa.avx512vnni && !Device("cpu-avx512-vnni").isa.avx512bf16));
+  CHECK((Device("cpu-avx512-bf16").isa.avx512bf16 && Device("cpu-avx512-bf16").isa.avx512vnni));
+  CHECK_FALSE(Device("cpu-avx512-bf16").isa.amx_tile);
   const auto unknown = BuiltInDevice("h100");
   CHECK(unknown.status().code() == absl::StatusCode::kNotFound);
-  CHECK(std::string(unknown.status().message()).find("this, h200, a100, cpu-avx2, cpu-avx512-vnni, cpu-amx") !=
+  CHECK(std::string(unknown.status().message()).find("this, h200, a100, cpu-avx2, cpu-avx512-vnni, cpu-avx512-bf16, cpu-amx") !=
         std::string::npos);
 }
 
