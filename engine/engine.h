@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/activations.h"
 #include "engine/explain.h"
 #include "engine/model_config.h"
 #include "engine/oracle.h"
@@ -24,12 +25,6 @@
 #include "kernels/moe_kernel.h"
 
 namespace moed {
-
-// What is done about activations that the checkpoint wants quantized.
-enum class ActivationChoice : uint8_t {
-  kFile,  // what the file says
-  kNone,  // weights only: the operator's choice, told by the executed scheme
-};
 
 struct EngineOptions {
   int threads = 0;              // 0: as many as usable processors and the CPU quota keep busy
@@ -119,7 +114,8 @@ struct ModelStatus {
   int64_t hidden = 0;
   int num_experts = 0;
   int top_k = 0;
-  std::vector<std::string> notes;  // what of the checkpoint is not read: stray files, tensors of other parts of the model
+  // What of the checkpoint is not read (stray files, tensors of other parts of the model), and where an option does not apply.
+  std::vector<std::string> notes;
   std::vector<LayerStatus> layers;
 };
 

@@ -93,8 +93,8 @@ absl::StatusOr<std::vector<LayerPlan>> PlanModel(const ModelConfig& config, cons
 }
 
 absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const DeviceInfo& device,
-                                                std::span<const Backend* const> backends, const Policy& policy, int layer,
-                                                int64_t max_tokens) {
+                                                std::span<const Backend* const> backends, const Policy& policy,
+                                                ActivationChoice activations, int layer, int64_t max_tokens) {
   absl::StatusOr<ModelConfig> config = ReadModelConfig(path);
   if (!config.ok()) return config.status();
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::Open(path);
@@ -108,6 +108,7 @@ absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const D
                                               " MoE layers, ", config->moe_layers.front(), " to ", config->moe_layers.back()));
     }
   }
+  ApplyActivations(activations, *plans);
   return ExplainPlans(*plans, device, backends, policy, max_tokens);
 }
 

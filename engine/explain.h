@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/activations.h"
 #include "engine/oracle.h"
 #include "engine/weights.h"
 
@@ -18,7 +19,7 @@ namespace moed {
 
 struct LayerExplanation {
   int layer = 0;
-  std::string scheme;             // in words
+  std::string scheme;             // that runs, in words
   std::string choice;             // backend name; empty when no backend fits
   std::string note;               // of the oracle, or why nothing fits the policy
   uint64_t bytes = 0;             // that the chosen backend will hold
@@ -43,11 +44,12 @@ absl::StatusOr<std::vector<LayerPlan>> PlanModel(const ModelConfig& config, cons
 absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
                                            std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens);
 
-// Explains the checkpoint in `path` (all MoE layers, or only `layer` when >= 0). Errors: as ReadModelConfig,
-// Checkpoint::Open and PlanLayer; NOT_FOUND for a layer that is no MoE layer or an unknown backend name in the policy.
+// Explains the checkpoint in `path` (all MoE layers, or only `layer` when >= 0) as it would run with `activations`. Errors: as
+// ReadModelConfig, Checkpoint::Open and PlanLayer; NOT_FOUND for a layer that is no MoE layer or an unknown backend name in the
+// policy.
 absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const DeviceInfo& device,
-                                                std::span<const Backend* const> backends, const Policy& policy, int layer,
-                                                int64_t max_tokens);
+                                                std::span<const Backend* const> backends, const Policy& policy,
+                                                ActivationChoice activations, int layer, int64_t max_tokens);
 
 }  // namespace moed
 

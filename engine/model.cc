@@ -82,11 +82,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   absl::StatusOr<std::vector<LayerPlan>> plans = PlanModel(model->config_, *model->checkpoint_);
   if (!plans.ok()) return plans.status();
   model->notes_ = NotRead(*model->checkpoint_, *plans);
-  for (LayerPlan& plan : *plans) {
-    model->layers_.push_back(std::make_unique<LoadedLayer>());
-    model->layers_.back()->plan = std::move(plan);
-  }
-  model->ApplyActivationChoice();
+  model->TakePlans(*std::move(plans));
   absl::Status range = model->ApplyExpertRange();
   if (!range.ok()) return range;
   std::vector<LayerPlan> executed;
@@ -100,14 +96,15 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   return model;
 }
 
-void Model::ApplyActivationChoice() {
-  for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
-    layer->file_scheme = Describe(layer->plan.routed.scheme);
-    if (options_.activations == ActivationChoice::kFile) continue;
-    for (QuantScheme* scheme : {&layer->plan.routed.scheme, &layer->plan.shared.scheme}) {
-      scheme->gate.input = scheme->up.input = scheme->down.input = ActivationScheme();
-    }
+void Model::TakePlans(std::vector<LayerPlan> plans) {
+  for (const LayerPlan& plan : plans) {
+    layers_.push_back(std::make_unique<LoadedLayer>());
+    layers_.back()->file_scheme = Describe(plan.routed.scheme);
   }
+  ApplyActivations(options_.activations, plans);
+  std::string kept = KeptActivationsNote(options_.activations, plans);
+  if (!kept.empty()) notes_.push_back(std::move(kept));
+  for (size_t index = 0; index < plans.size(); ++index) layers_[index]->plan = std::move(plans[index]);
 }
 
 absl::Status Model::ApplyExpertRange() {

@@ -75,7 +75,7 @@ class Model {
  private:
   Model(EngineOptions options, std::vector<const Backend*> backends)
       : options_(std::move(options)), backends_(std::move(backends)) {}
-  void ApplyActivationChoice();
+  void TakePlans(std::vector<LayerPlan> plans);
   absl::Status ApplyExpertRange();
   absl::Status ChooseBackends();
   absl::Status ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const;

@@ -41,6 +41,7 @@ constexpr char kExplainExamples[] = R"(
 Examples:
   moed explain /models/tiny
   moed explain /models/tiny --device cpu-amx --layer 3
+  moed explain /models/tiny --device cpu-avx512-vnni --activations int8
   moed explain /models/tiny --policy require:cpu_avx2 --json
 
 Reads config and headers only. Exit code 1 when a layer has no backend or the whole does not fit into memory.)";
@@ -81,6 +82,7 @@ void AddServeOptions(CLI::App* app, RawValues* raw) {
 constexpr OptionSpec kExplainOptions[] = {
     {"device", Kind::kText, "D", "this (default), a built-in name, or a JSON file", nullptr},
     {"policy", Kind::kText, "P", "as for serve; default auto", nullptr},
+    {"activations", Kind::kText, "A", "file (default), none or int8, as for serve", nullptr},
     {"layer", Kind::kNumber, "N", "only this layer", nullptr},
     {"max-tokens", Kind::kNumber, "N", "as for serve; decides the workspace; default 8192", nullptr},
     {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing", nullptr},
@@ -154,6 +156,8 @@ absl::Status FillExplain(const RawValues& raw, ExplainOptions* out) {
   out->layer = static_cast<int>(reader.Number("layer", 0, 1'000'000, -1));
   out->max_tokens = reader.Number("max-tokens", 1, 1 << 20, out->max_tokens);
   out->json = reader.Switch("json");
+  absl::Status activations = ParseActivations(reader.Text("activations", "file"), &out->activations);
+  if (reader.status.ok()) reader.status = Named("activations", activations);
   if (!raw.at("cpu-features").empty()) {
     absl::Status parsed = ParseFeatureMask(reader.Text("cpu-features", ""), &out->masked_features);
     if (reader.status.ok()) reader.status = Named("cpu-features", parsed);

@@ -78,7 +78,8 @@ absl::StatusOr<ExplainReport> MakeReport(const ExplainOptions& options) {
   const std::vector<const Backend*> backends = LinkedBackends();
   absl::StatusOr<Policy> policy = ReadPolicy(options.policy, backends);
   if (!policy.ok()) return policy.status();
-  return ExplainCheckpoint(options.path, *device, backends, *policy, options.layer, options.max_tokens);
+  return ExplainCheckpoint(options.path, *device, backends, *policy, ReadActivations(options.activations), options.layer,
+                           options.max_tokens);
 }
 
 }  // namespace

@@ -98,13 +98,6 @@ absl::Status SetHealthListen(const std::string& text, ServeOptions* options) {
   return absl::OkStatus();
 }
 
-absl::Status SetActivations(const std::string& text, ServeOptions* options) {
-  if (text == "int8") {
-    return absl::UnimplementedError("no linked backend offers int8 activations, wanted file or none, got 'int8'");
-  }
-  return OneOf({"file", "none"}, text, &options->activations);
-}
-
 absl::Status SetExperts(const std::string& text, ServeOptions* options) {
   const size_t colon = text.find(':');
   int64_t first = 0, end = 0;
@@ -150,6 +143,8 @@ absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, in
   return absl::OkStatus();
 }
 
+absl::Status ParseActivations(const std::string& text, std::string* out) { return OneOf({"file", "none", "int8"}, text, out); }
+
 absl::Status ParseFeatureMask(const std::string& text, std::vector<std::string>* names) {
   std::vector<std::string> valid;
   for (const IsaFlagName& flag : IsaFlagNames()) valid.push_back(absl::StrCat("-", flag.name));
@@ -177,7 +172,9 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->ready_file); }},
       {"policy", Kind::kText, "P", "auto, require:NAME or prefer:NAME, then [,layers:A-B=P][,scheme:ELEMENT=P]; default auto",
        [](const Text& t, Options* o) { return NotEmpty("a policy", t, &o->policy); }},
-      {"activations", Kind::kText, "A", "file: as the checkpoint says (default); none: weights only", SetActivations},
+      {"activations", Kind::kText, "A",
+       "file: as the checkpoint says (default); none: not quantized; int8: one scale a token, where weights are int4, int8 or FP4",
+       [](const Text& t, Options* o) { return ParseActivations(t, &o->activations); }},
       {"experts", Kind::kText, "A:B", "hold experts A to B - 1 only: the others contribute 0, the shared expert comes with A = 0",
        SetExperts},
       {"threads", Kind::kNumber, "N", "compute threads; default 0: as affinity mask and CPU quota allow", SetThreads},

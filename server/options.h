@@ -38,7 +38,7 @@ struct ServeOptions {
 
   // What decides results and backends.
   std::string policy = "auto";      // the text form of engine/oracle.h; checked when the engine is set up
-  std::string activations = "file"; // file or none
+  std::string activations = "file"; // file, none or int8
   bool deterministic = false;
   int first_expert = 0;             // experts [first_expert, end_expert) are held; end_expert 0: all
   int end_expert = 0;
@@ -58,6 +58,7 @@ struct ExplainOptions {
   std::string path;
   std::string device = "this";  // "this", a built-in name, or a JSON file
   std::string policy = "auto";
+  std::string activations = "file";  // file, none or int8
   std::vector<std::string> masked_features;
   int layer = -1;               // -1: every MoE layer
   int64_t max_tokens = 8192;

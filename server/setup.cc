@@ -32,6 +32,11 @@ absl::StatusOr<Policy> ReadPolicy(const std::string& text, const std::vector<con
   return policy;
 }
 
+ActivationChoice ReadActivations(const std::string& text) {
+  if (text == "int8") return ActivationChoice::kInt8;
+  return text == "none" ? ActivationChoice::kNone : ActivationChoice::kFile;
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options) {
   std::vector<const Backend*> backends = LinkedBackends();
   absl::StatusOr<Policy> policy = ReadPolicy(options.policy, backends);
@@ -41,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
   engine_options.pin_threads = options.pin_threads;
   engine_options.policy = *std::move(policy);
   engine_options.deterministic = options.deterministic;
-  engine_options.activations = options.activations == "none" ? ActivationChoice::kNone : ActivationChoice::kFile;
+  engine_options.activations = ReadActivations(options.activations);
   engine_options.first_expert = options.first_expert;
   engine_options.end_expert = options.end_expert;
   engine_options.max_tokens = options.max_tokens;

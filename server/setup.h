@@ -17,6 +17,9 @@ namespace moed {
 // The parsed policy, whose backend names all exist. Errors start with "--policy".
 absl::StatusOr<Policy> ReadPolicy(const std::string& text, const std::vector<const Backend*>& backends);
 
+// `text` is one of file, none and int8.
+ActivationChoice ReadActivations(const std::string& text);
+
 // An engine for this machine with every model in state kPlanned. Errors name the option or the model, and what was wanted
 // and got.
 absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options);

@@ -59,7 +59,7 @@ TEST_CASE("B19: int8 activations per token are executed where the file asks for 
 TEST_CASE("B19: the operator's choice of weights only is what runs, and status and answer say so") {
   const CaseScheme& scheme = CaseSchemeNamed("int8 W8A8");
   const CaseModel model(TokenProbe(scheme), scheme);
-  for (const std::string& backend : model.Backends()) {
+  for (const std::string& backend : model.Backends(ActivationChoice::kNone)) {
     CaseEngine engine(model, backend, WeightsOnly());
     const double gate = 1.0 + 0.4 * 255 / 64;
     CHECK(ProbeValue(engine, 256, {.x0 = 127.0f, .rest = 0.4f}) == Approx(Silu(gate)).epsilon(0.01));  // 2.415
@@ -67,6 +67,66 @@ TEST_CASE("B19: the operator's choice of weights only is what runs, and status a
     CHECK(layer.scheme.find("int8 dynamic") != std::string::npos);
     CHECK(layer.executed_scheme.find("16-bit activations") != std::string::npos);
     CHECK(engine.info().scheme == layer.executed_scheme);
+  }
+}
+
+namespace {
+
+EngineOptions Int8Activations() {
+  EngineOptions options;
+  options.activations = ActivationChoice::kInt8;
+  return options;
+}
+
+constexpr char kInt8Token[] = ", int8 dynamic token activations";
+
+// Whether the operator's int8 applies: the weights are int4, int8 or FP4, whatever is said about activations.
+bool TakesInt8(const CaseScheme& scheme) { return scheme.name.starts_with("int") || scheme.name.find("fp4") != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("B19: with the operator's choice of int8, activations are int8 per token on every backend, whatever the file asks for") {
+  for (const char* name : {"int8", "int8 W8A8"}) {  // weight-only, and dynamic anyway
+    const CaseScheme& scheme = CaseSchemeNamed(name);
+    const CaseModel model(TokenProbe(scheme), scheme);
+    for (const std::string& backend : model.Backends(ActivationChoice::kInt8)) {
+      INFO(name << ", " << backend);
+      CaseEngine engine(model, backend, Int8Activations());
+      CHECK(ProbeValue(engine, 256, {.x0 = 127.0f, .rest = 0.4f}) == Approx(Silu(1.0)).epsilon(0.01));  // 2.415 unquantized
+      CHECK(ProbeValue(engine, 256, {.x0 = 254.0f, .rest = 0.9f}) == Approx(Silu(2.0) * 2.0).epsilon(0.01));
+      CHECK(engine.info().scheme.find(kInt8Token) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("int8 by choice: each int4, int8 and FP4 scheme runs with it, others as without, and answers stay in the bounds") {
+  for (const CaseScheme& scheme : CaseSchemes()) {
+    const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
+    CaseInput input = RoutedInput(5, 256, 4, 2);
+    input.dtype = DType::kF32;
+    CaseEngine reference(model, "reference", Int8Activations());
+    const std::vector<float> want = reference.Rows(input), exact = ExactRows(model.layer(), input);
+    const LayerStatus status = reference.engine().Status()[0].layers[0];
+    const bool taken = TakesInt8(scheme);
+    INFO(scheme.name << ": " << status.scheme << ", runs " << status.executed_scheme);
+    if (taken) {
+      CHECK(status.executed_scheme.ends_with(kInt8Token));
+      CheckWithin(want, exact, 256, 0.04);  // of int8 activations per token
+    } else {
+      CHECK(status.executed_scheme == status.scheme);
+      CHECK(want == CaseEngine(model, "reference").Rows(input));
+    }
+    for (const std::string& backend : model.Backends(ActivationChoice::kInt8)) {
+      INFO(backend);
+      CaseEngine engine(model, backend, Int8Activations());
+      const std::vector<float> got = engine.Rows(input);
+      CheckWithin(got, exact, 256, taken ? 0.04 : scheme.bound);
+      if (taken) CheckWithin(got, want, 256, 0.02);
+      CHECK(engine.info().scheme == status.executed_scheme);
+      const auto checked = engine.engine().SelfCheck("m", -1, 8, 3);
+      REQUIRE(checked.ok());
+      CHECK((checked->at(0).passed && checked->at(0).scheme == status.executed_scheme));
+    }
   }
 }
 

@@ -36,8 +36,9 @@ EngineOptions OnDevice(const DeviceInfo& device) {
 }
 
 // One layer's explanation on `device`.
-LayerExplanation Explained(const std::string& path, const DeviceInfo& device, const std::string& policy = "auto") {
-  const auto report = ExplainCheckpoint(path, device, LinkedBackends(), *Policy::Parse(policy), 0, 1024);
+LayerExplanation Explained(const std::string& path, const DeviceInfo& device,
+                           ActivationChoice activations = ActivationChoice::kFile) {
+  const auto report = ExplainCheckpoint(path, device, LinkedBackends(), Policy(), activations, 0, 1024);
   INFO(report.status().ToString());
   REQUIRE(report.ok());
   return report->layers.at(0);
@@ -217,7 +218,60 @@ TEST_CASE("B02b, B02c: what the host of a device cannot run falls to the next ba
     CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "isa_missing", "avx512f"));
     CHECK_FALSE(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", ""));
     CHECK(a100.choice == "cpu_avx2");
-    CHECK(Explained(model.path(), *BuiltInDevice("h200")).choice == "cpu_avx512");
+  }
+}
+
+TEST_CASE("B02b, B02c: each processor gets the products of its newest instructions that fit the activations") {
+  using Names = std::vector<std::string>;
+  const Names devices = {"cpu-avx512-vnni", "cpu-avx512-bf16", "cpu-amx", "h200", "cpu-avx2", "a100"};
+  const Names bf16 = {"cpu_avx512", "cpu_avx512bf16", "cpu_amx", "cpu_amx", "cpu_avx2", "cpu_avx2"};
+  const Names int8 = {"cpu_vnni", "cpu_vnni", "cpu_amx", "cpu_amx", "cpu_avx2", "cpu_avx2"};
+  const Names f32 = {"cpu_avx512", "cpu_avx512", "cpu_avx512", "cpu_avx512", "cpu_avx2", "cpu_avx2"};
+  const Names portable(6, "cpu_generic");
+  struct Row {
+    Names schemes;
+    Names file, by_choice;  // by device: with the file's activations, and where the operator chose int8
+  };
+  for (const Row& row : std::vector<Row>{{{"int4", "int4 zero points", "int8", "mxfp4", "nvfp4"}, bf16, int8},
+                                         {{"int8 W8A8", "int4 W4A8"}, int8, int8},
+                                         {{"nvfp4 W4A4", "mxfp4 W4A4"}, f32, int8},
+                                         {{"bf16"}, bf16, bf16},
+                                         {{"f16", "f32", "fp8", "fp8 block"}, f32, f32},
+                                         {{"int4 act-order"}, portable, portable}}) {
+    for (const std::string& name : row.schemes) {
+      const CaseScheme& scheme = CaseSchemeNamed(name);
+      const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
+      for (size_t at = 0; at < devices.size(); ++at) {
+        INFO(name << " on " << devices[at]);
+        const DeviceInfo device = *BuiltInDevice(devices[at]);
+        CHECK(Explained(model.path(), device).choice == row.file[at]);
+        CHECK(Explained(model.path(), device, ActivationChoice::kInt8).choice == row.by_choice[at]);
+      }
+    }
+  }
+}
+
+TEST_CASE("B01: with int8 activations a forced backend runs the layer or is refused with reasons, on every device") {
+  for (const char* scheme_name : {"int4", "int4 act-order", "mxfp4 W4A4"}) {
+    const CaseScheme& scheme = CaseSchemeNamed(scheme_name);
+    const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
+    for (const std::string& device_name : BuiltInDeviceNames()) {
+      EngineOptions options = OnDevice(*BuiltInDevice(device_name));
+      options.activations = ActivationChoice::kInt8;
+      const LayerExplanation layer = Explained(model.path(), options.device, ActivationChoice::kInt8);
+      CHECK(layer.scheme.ends_with(", int8 dynamic token activations"));
+      for (const BackendVerdict& entry : layer.backends) {
+        INFO(scheme_name << " on " << device_name << " by " << entry.name);
+        const LoadResult forced = TryPlan(model.path(), "require:" + entry.name, options);
+        if (entry.verdict.ok() || entry.name == "reference") {
+          REQUIRE(forced.status.ok());
+          CHECK(forced.models.at(0).layers.at(0).backend == entry.name);
+        } else {
+          CHECK(forced.status.code() == absl::StatusCode::kFailedPrecondition);
+          CheckLines(forced.status, layer, entry.name);
+        }
+      }
+    }
   }
 }
 

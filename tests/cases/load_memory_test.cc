@@ -37,7 +37,8 @@ void RepeatLayer(CheckpointBuilder& builder) {
 
 // Bytes that the engine will hold.
 int64_t TotalBytes(const std::string& path) {
-  const absl::StatusOr<ExplainReport> report = ExplainCheckpoint(path, ThisDevice(), LinkedBackends(), Policy(), -1, 8192);
+  const absl::StatusOr<ExplainReport> report =
+      ExplainCheckpoint(path, ThisDevice(), LinkedBackends(), Policy(), ActivationChoice::kFile, -1, 8192);
   REQUIRE(report.ok());
   REQUIRE(report->layers.size() == kLayers);
   int64_t total = 0;

@@ -32,7 +32,10 @@ struct OldProcessor {
 };
 const std::vector<OldProcessor>& OldProcessors() {
   static const std::vector<OldProcessor> all = {
-      {"Haswell", "cpu_avx2", {{"cpu_avx512", "avx512f"}, {"cpu_amx", "amx_tile"}}},
+      {"Haswell",
+       "cpu_avx2",
+       {{"cpu_avxvnni", "avxvnni"}, {"cpu_avx512", "avx512f"}, {"cpu_avx512bf16", "avx512bf16"}, {"cpu_vnni", "avx512vnni"},
+        {"cpu_amx", "amx_tile"}}},
       {"Nehalem", "cpu_generic", {{"cpu_avx2", "avx2"}, {"cpu_avx512", "avx512f"}, {"cpu_amx", "amx_tile"}}}};
   return all;
 }

@@ -1,6 +1,6 @@
 // The whole way, moectl to kernels: real checkpoints served by a real moed, the answers compared with golden outputs by
 // `moectl forward --expect`. All of them are served at once, by the reference and by what the oracle picks, and with
-// activations as the files say and without quantizing them.
+// activations as the files say, without quantizing them, and with int8 ones wherever they may be.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -23,7 +23,9 @@ struct Way {
 const std::vector<Way> kWays = {{"require:reference", "file", 1e-4},
                                 {"require:reference", "none", 1e-4},
                                 {"auto", "file", 0.01},
-                                {"auto", "none", 0.01}};
+                                {"auto", "none", 0.01},
+                                {"require:reference", "int8", 0.04},
+                                {"auto", "int8", 0.04}};
 
 // Rows that other correct arithmetic may route otherwise: the server's gate sums in its own order...
 constexpr double kGateGap = 1e-3;
@@ -34,14 +36,15 @@ bool QuantizesActivations(const std::string& scheme) { return scheme.find("16-bi
 
 // The golden tensor of the routed experts that a layer is held to, and how closely. Where activations are quantized, another
 // order of additions may move a value over a rounding border, whatever the arithmetic: the scheme has a bound of its own. A
-// scheme without a golden output of its own (its activation scale spans the request) is compared with unquantized ones.
+// scheme without a golden output of its own (its activation scale spans the request, or is the operator's) is compared with
+// unquantized ones.
 struct Target {
   std::string tensor = "y";
   double bound = 0.0;
 };
 
 Target TargetOf(const GoldenModel& model, int layer, const std::string& scheme, const Way& way) {
-  if (!QuantizesActivations(scheme)) return {"y", way.bound};
+  if (!QuantizesActivations(scheme) || way.activations == "int8") return {"y", way.bound};
   if (!model.Has(layer, "y_q")) return {"y", 0.10};
   if (way.policy == "require:reference") return {"y_q", way.bound};
   if (scheme.find("fp4 dynamic") != std::string::npos) return {"y_q", 0.10};
@@ -99,9 +102,11 @@ void ForEachServedLayer(const Check& check) {
       REQUIRE(served["layers"].size() == models[at].layers.size());
       for (const Json& row : served["layers"]) {
         INFO(models[at].path << ", layer " << row["layer"]);
-        CHECK((way.activations == "file" || !QuantizesActivations(row["executed_scheme"])));
-        // Without quantized activations the two ways are one.
-        if (way.activations == "none" && row["scheme"] == row["executed_scheme"]) continue;
+        CHECK((way.activations != "none" || !QuantizesActivations(row["executed_scheme"])));
+        // Where the operator's choice is the file's, the two ways are one.
+        if (way.activations != "file" && row["scheme"] == row["executed_scheme"]) continue;
+        const bool int8 = row["executed_scheme"].get<std::string>().ends_with("int8 dynamic token activations");
+        CHECK((way.activations == "file" || int8 == (way.activations == "int8")));
         check(server, way, ServedLayer{models[at], row["layer"], row["executed_scheme"], row["backend"]});
       }
     }

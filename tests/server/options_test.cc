@@ -148,7 +148,7 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   CHECK_THAT(error("--memory-limit", "1.5"), Contains("got '1.5'"));
   CHECK_THAT(error("--queue", "0"), Contains("--queue: wanted a whole number from 1"));
   CHECK_THAT(error("--log-level", "loud"), Contains("trace, debug, info, warn, error, off, got 'loud'"));
-  CHECK_THAT(error("--activations", "fp8"), Contains("file, none, got 'fp8'"));
+  CHECK_THAT(error("--activations", "fp8"), Contains("file, none, int8, got 'fp8'"));
   CHECK_THAT(error("--cpu-features", "avx2"), Contains("-avx512f") && Contains("got 'avx2'"));
   CHECK_THAT(error("--cpu-features", "-avx2,-sse9"), Contains("got '-sse9'"));
   CHECK_THAT(error("--cpu-features", "-avx2,"), Contains("got ''"));
@@ -157,9 +157,24 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--threads"}), Contains("--threads"));
 }
 
-TEST_CASE("int8 activations are refused since no backend offers them") {
-  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--activations", "int8"}),
-             Contains("--activations: no linked backend offers int8"));
+TEST_CASE("serve, check, explain and the file take the same three choices of activations") {
+  for (const std::string choice : {"file", "none", "int8"}) {
+    CHECK(ServeOf({"--model", "/m", "--activations", choice}).activations == choice);
+    const ConfigFile file(R"({"model": "/m", "activations": ")" + choice + "\"}");
+    CHECK(ServeOf({"--config", file.path()}).activations == choice);
+    CHECK(Parse({"check", "--config", file.path()})->serve.activations == choice);
+    CHECK(Parse({"explain", "/m", "--activations", choice})->explain.activations == choice);
+  }
+  for (const std::string wrong : {"INT8", "int4", "fp8", "int8 "}) {
+    const std::string want = "wanted one of file, none, int8, got '" + wrong + "'";
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--activations", wrong}), Contains("--activations: " + want));
+    CHECK_THAT(ErrorOf({"explain", "/m", "--activations", wrong}), Contains("--activations: " + want));
+    CHECK_THAT(ConfigError(R"({"model": "/m", "activations": ")" + wrong + "\"}"), Contains("activations: " + want));
+  }
+  CHECK_THAT(ErrorOf({"explain", "/m", "--activations", ""}), Contains("--activations: wanted a value, got ''"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "activations": 8})"), Contains("activations: wanted a string, got 8"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "activations": "int8"})", {"--activations", "none"}),
+             Contains("activations conflicts with --activations") && Contains("'int8' in the file") && Contains("'none' on"));
 }
 
 TEST_CASE("An address that cannot be one is refused") {
@@ -251,6 +266,7 @@ TEST_CASE("explain, check and dequantize read their own options") {
   CHECK(explain->explain.layer == 3);
   CHECK(explain->explain.json);
   CHECK(explain->explain.max_tokens == 8192);
+  CHECK(explain->explain.activations == "file");
 
   absl::StatusOr<CommandLine> dequantize = Parse({"dequantize", "/m", "out", "--dtype", "bf16", "--force"});
   REQUIRE(dequantize.ok());
@@ -280,7 +296,8 @@ TEST_CASE("Help has examples and the version is printed") {
     CHECK(help->command == Command::kPrint);
     CHECK_THAT(help->text, Contains("Examples:") && Contains("moed " + command));
   }
-  CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file"));
+  CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file") && Contains("int8"));
+  CHECK_THAT(Parse({"explain", "--help"})->text, Contains("--activations"));
   CHECK(Parse({"--version"})->text == "moed 0.1.0\n");
 }
 

@@ -167,8 +167,9 @@ CaseModel::CaseModel(const ModelSpec& spec, const CaseScheme& scheme, const Chan
   REQUIRE(builder.Write(dir_.path()).ok());
 }
 
-std::vector<std::string> CaseModel::Backends() const {
-  const absl::StatusOr<ExplainReport> report = ExplainCheckpoint(path(), ThisDevice(), LinkedBackends(), Policy(), -1, 8192);
+std::vector<std::string> CaseModel::Backends(ActivationChoice activations) const {
+  const absl::StatusOr<ExplainReport> report =
+      ExplainCheckpoint(path(), ThisDevice(), LinkedBackends(), Policy(), activations, -1, 8192);
   INFO(report.status().ToString());
   REQUIRE(report.ok());
   std::vector<std::string> names;

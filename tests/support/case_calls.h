@@ -56,7 +56,7 @@ class CaseModel {
   int top_k() const { return top_k_; }
 
   // Every backend that can run all layers on this machine, "reference" among them.
-  std::vector<std::string> Backends() const;
+  std::vector<std::string> Backends(ActivationChoice activations = ActivationChoice::kFile) const;
 
  private:
   TempDir dir_;
