@@ -86,14 +86,14 @@ MOED_INLINE void ScaleSums(const DotArgs& args, const Chunk& chunk, int64_t s, i
     Begin<T>(args, whole, s, first + r, acc);
 #pragma GCC unroll 4
     for (int c = 0; c < kColumns; ++c) acc[0][c] = T::AddAcc(acc[0][c], T::LoadAcc(sums + r * kSumStride + c * T::S::kLanes * 4));
-    End<T>(args, whole, s, first + r, tile, acc);
+    End<T>(whole, s, first + r, tile, acc);
   }
 }
 
 // Rows [first, first + rows) of a chunk, at most 32. Sums of a group that goes on wait where the vector kernels keep theirs.
 template <class T, class Op, int kTall>
 MOED_INLINE void AmxTile(const DotArgs& args, const Chunk& chunk, int64_t first, int64_t rows, float* tile) {
-  uint8_t* const sums = args.scratch + kCarryAt + first * kSumStride;
+  uint8_t* const sums = chunk.carry + first * kSumStride;
   const int64_t step = T::Step(args.format->group), words = step / T::kPerWord;
   for (int64_t s = 0; s < chunk.segments; ++s) {
     const uint8_t* w[2] = {chunk.codes[0] + s * chunk.segment_bytes, chunk.codes[1] + s * chunk.segment_bytes};
@@ -114,6 +114,7 @@ MOED_INLINE void AmxTile(const DotArgs& args, const Chunk& chunk, int64_t first,
 
 template <class T, class Op>
 struct AmxTiles {
+  static constexpr bool kDirect = false;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     const int64_t tiles = (args.count + 2 * kTileRows - 1) / (2 * kTileRows);
     for (int64_t t = 0, first = 0; t < tiles; ++t, first += 2 * kTileRows) {

@@ -37,17 +37,17 @@ struct Bf16Sums {
   static MOED_INLINE __m512 ToFloat(Acc acc) { return acc; }
 };
 
-// ---- Decoders: 16 output features of one block of 8 input features, to 4 rows of pairs. ----
+// ---- Decoders: 16 output features of one block of 8 input features, as 4 vectors of pairs. ----
 
 // Nibbles s and s + 4 of every word, looked up in a table that is there twice: the permute looks at five bits of each index, the
 // nibble and one bit of the next.
 struct NibbleTable {
-  static MOED_INLINE void Decode(const uint8_t* block, __m512i table, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, __m512i table, __m512i* out) {
     const __m512i words = _mm512_loadu_si512(block);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(words, table));
-    _mm512_storeu_si512(out + kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
-    _mm512_storeu_si512(out + 2 * kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table));
-    _mm512_storeu_si512(out + 3 * kWordRow, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table));
+    out[0] = _mm512_permutexvar_epi16(words, table);
+    out[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table);
+    out[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table);
+    out[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
   }
   static MOED_INLINE __m512i Twice(const uint16_t* table) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(table)));
@@ -58,11 +58,11 @@ struct NibblePairs {
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 8.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int /*lane*/, __m512i* out) {
     // code - 8 as bf16
     alignas(32) static constexpr uint16_t kCodes[16] = {0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
                                                         0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0};
-    NibbleTable::Decode(block, NibbleTable::Twice(kCodes), out);
+    NibbleTable::Words(block, NibbleTable::Twice(kCodes), out);
   }
 };
 
@@ -70,10 +70,10 @@ struct Fp4Pairs {
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int /*lane*/, __m512i* out) {
     alignas(32) static constexpr uint16_t kCodes[16] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
                                                         0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
-    NibbleTable::Decode(block, NibbleTable::Twice(kCodes), out);
+    NibbleTable::Words(block, NibbleTable::Twice(kCodes), out);
   }
 };
 
@@ -95,11 +95,11 @@ struct BytePairs {
     const __m512i signs = _mm512_xor_si512(words, _mm512_set1_epi32(static_cast<int>(0x80808080u)));
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(signs, 24 - 8 * kByte), 24));
   }
-  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int /*lane*/, __m512i* out) {
     for (int q = 0; q < 2; ++q) {
       const __m512i words = _mm512_loadu_si512(block + q * kWordRow);
-      _mm512_storeu_si512(out + 2 * q * kWordRow, PairsOf(Code<0>(words), Code<1>(words)));
-      _mm512_storeu_si512(out + (2 * q + 1) * kWordRow, PairsOf(Code<2>(words), Code<3>(words)));
+      out[2 * q] = PairsOf(Code<0>(words), Code<1>(words));
+      out[2 * q + 1] = PairsOf(Code<2>(words), Code<3>(words));
     }
   }
 };
@@ -108,10 +108,10 @@ struct Fp8Pairs {
   static constexpr bool kWords = false;
   static constexpr float kFactor = kSmallE4m3;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int /*lane*/, __m512i* out) {
     for (int p = 0; p < 4; ++p) {
       const uint8_t* row = block + 2 * p * kPanelWidth;
-      _mm512_storeu_si512(out + p * kWordRow, PairsOf(Avx512::LoadSmallE4m3(row), Avx512::LoadSmallE4m3(row + kPanelWidth)));
+      out[p] = PairsOf(Avx512::LoadSmallE4m3(row), Avx512::LoadSmallE4m3(row + kPanelWidth));
     }
   }
 };
@@ -121,8 +121,8 @@ struct PlainPairs {
   static constexpr bool kWords = true;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int, uint8_t* out) {
-    for (int p = 0; p < 4; ++p) _mm512_storeu_si512(out + p * kWordRow, _mm512_loadu_si512(block + p * kWordRow));
+  static MOED_INLINE void Words(const uint8_t* block, int /*lane*/, __m512i* out) {
+    for (int p = 0; p < 4; ++p) out[p] = _mm512_loadu_si512(block + p * kWordRow);
   }
 };
 

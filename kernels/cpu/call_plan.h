@@ -32,7 +32,7 @@ struct CallPlan {
   int64_t slots = 0;
   bool input_per_slot = false;  // x depends on the slot: weighted input, stored activation scales, or an order of its own
   bool two_inputs = false;      // gate and up may see different inputs
-  bool sorted_copy = false;     // records of x are copied to the order of experts
+  bool sorted_copy = false;     // records of x are copied to the order of experts, of those with enough rows
   int64_t input_rows = 0;
   int64_t input_stride = 0;       // x as float32
   int64_t hidden_act_stride = 0;  // h as the activation writes it
@@ -43,7 +43,7 @@ struct CallPlan {
   // Records of x for gate and up; by row of x, or in sorted order where x depends on the slot.
   int64_t input_records() const { return input_rows + kSlackRecords; }
 
-  static constexpr int64_t kSlackRecords = 16;  // readable ones after the last, see DotTable::contiguous
+  static constexpr int64_t kSlackRecords = 16;  // readable ones after the last, see DotTable::contiguous_from
 };
 
 // The arrays of a plan inside a workspace of at least plan.bytes().

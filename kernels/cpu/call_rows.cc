@@ -98,6 +98,7 @@ void CallRows::FinishInput(int64_t row) const {
 }
 
 void CallRows::CopyToSorted(int64_t position) const {
+  if (!WantsSorted(batch_.ids[sorted_.slots[position]])) return;
   const int64_t bytes = plan_.gate_up.row.bytes;
   std::memcpy(buffers_.sorted_records + position * bytes, buffers_.input_records + InputRow(position) * bytes, bytes);
 }

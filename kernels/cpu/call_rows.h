@@ -35,7 +35,11 @@ class CallRows {
   void MeasureHidden();
   // The same row, quantized and in packed order, for gate and for up.
   void FinishInput(int64_t row) const;
-  // The record of sorted position `position`, copied from its row's (CallPlan::sorted_copy).
+  // Whether the kernel wants the rows of `expert` one after the other, though they are not.
+  bool WantsSorted(int expert) const {
+    return plan_.sorted_copy && sorted_.begin[expert + 1] - sorted_.begin[expert] >= plan_.gate_up.dots->contiguous_from;
+  }
+  // The record of sorted position `position`, copied from its row's; nothing where that is not wanted.
   void CopyToSorted(int64_t position) const;
   // Row `position` of h likewise.
   void FinishHidden(int64_t position) const;

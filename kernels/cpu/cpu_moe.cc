@@ -70,7 +70,9 @@ class Call {
         rows_.FinishInput(row);
       });
     }
-    if (plan_.sorted_copy) pool_.ParallelFor(routed(), [&](int64_t position, int) { rows_.CopyToSorted(position); });
+    bool copies = false;
+    for (int e = 0; plan_.sorted_copy && e < desc_.num_experts && !copies; ++e) copies = rows_.WantsSorted(e);
+    if (copies) pool_.ParallelFor(routed(), [&](int64_t position, int) { rows_.CopyToSorted(position); });
   }
 
   void MakeHidden() {
@@ -113,13 +115,15 @@ class Call {
   template <typename Take>
   void Multiply(const TaskPart& part, const Stage& stage, const Take& take) {
     Scratch scratch;
-    const int32_t end = sorted_.begin[part.expert + 1];
-    for (int64_t begin = sorted_.begin[part.expert]; begin < end; begin += kRowBlock) {
-      const int64_t count = std::min<int64_t>(kRowBlock, end - begin);
-      const int64_t at_once = store_.resident() && stage.second == nullptr ? kRowBlock / count : 1;
-      for (int64_t pair = part.first, pairs; pair < part.last; pair += pairs) {
-        pairs = std::min(at_once, part.last - pair);
-        const uint8_t* weights = (store_.*stage.weights)(part.expert, pair, &scratch.pair);
+    const int64_t first = sorted_.begin[part.expert], end = sorted_.begin[part.expert + 1];
+    const int64_t most = std::min<int64_t>(kRowBlock, end - first);
+    // Several pairs go into one call where there are few rows; else every block of rows meets a pair while it is in the cache.
+    const int64_t at_once = store_.resident() && stage.second == nullptr ? kRowBlock / most : 1;
+    for (int64_t pair = part.first, pairs; pair < part.last; pair += pairs) {
+      pairs = std::min(at_once, part.last - pair);
+      const uint8_t* weights = (store_.*stage.weights)(part.expert, pair, &scratch.pair);
+      for (int64_t begin = first; begin < end; begin += kRowBlock) {
+        const int64_t count = std::min<int64_t>(kRowBlock, end - begin);
         Product(stage, stage.first, begin, count, weights, pairs, scratch.tile, &scratch);
         if (stage.second != nullptr) {
           Product(stage, stage.second, begin, count, weights, 1, scratch.second, &scratch);
@@ -164,10 +168,11 @@ class Call {
     Stage stage = {&plan_.gate_up, &shape_.gate_up.format, &LayerStore::GateUp, buffers_.input, same ? nullptr : buffers_.up_input,
                    plan_.input_stride * static_cast<int64_t>(sizeof(float)), false};
     if (plan_.gate_up.dots == nullptr) return stage;
-    stage.first = plan_.sorted_copy ? buffers_.sorted_records : buffers_.input_records;
+    const bool sorted = rows_.WantsSorted(expert);
+    stage.first = sorted ? buffers_.sorted_records : buffers_.input_records;
     stage.second = same ? nullptr : buffers_.up_records;
     stage.stride = plan_.gate_up.row.bytes;
-    stage.by_position = plan_.sorted_copy || plan_.input_per_slot;
+    stage.by_position = sorted || plan_.input_per_slot;
     return stage;
   }
 

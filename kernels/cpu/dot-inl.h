@@ -46,6 +46,7 @@ struct Chunk {
   int64_t segment_bytes = 0;  // from one segment's words to the next one's
   const uint8_t* next[2] = {nullptr, nullptr};   // where the next chunk's codes begin
   int64_t next_bytes = 0;                        // of either panel, to be fetched meanwhile
+  uint8_t* carry = nullptr;  // [rows][32] sums of a group that goes on in the next chunk
   const float* scales = nullptr;
   const uint8_t* zeros = nullptr;  // 32-bit factors of a row's sums; null when one number does for all
 
@@ -127,7 +128,12 @@ MOED_INLINE void LoadCodes(const PanelFormat& format, const uint8_t* weights, in
       uint8_t* row = out + s * chunk->segment_bytes;
       const int64_t features = chunk->of(s);
       for (int64_t k = 0; k < features; k += kBlockDepth, block += format.block_bytes, row += kBlockRows * kWordRow) {
-        for (int lane = 0; lane < kPanelWidth; lane += T::S::kLanes) D::Decode(block, lane, row + 4 * lane);
+        for (int lane = 0; lane < kPanelWidth; lane += T::S::kLanes) {
+          typename T::S::I decoded[kBlockRows];
+          D::Words(block, lane, decoded);
+#pragma GCC unroll 4
+          for (int i = 0; i < kBlockRows; ++i) T::S::StoreWords(row + i * kWordRow + 4 * lane, decoded[i]);
+        }
       }
       for (int64_t k = features; k % step != 0; k += T::kPerWord, row += kWordRow) {
         for (int lane = 0; lane < kPanelWidth; lane += T::S::kLanes) T::S::StoreWords(row + 4 * lane, T::S::ZeroWords());
@@ -153,7 +159,7 @@ template <class T, int kRows, int kColumns>
 MOED_INLINE void Begin(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, typename T::Acc (&acc)[kRows][kColumns]) {
   constexpr int kLanes = T::S::kLanes;
   const int64_t sum = args.row->sums_offset + 4 * (chunk.group + s);
-  const uint8_t* carried = args.scratch + kCarryAt + first * kPairWidth * 4;
+  const uint8_t* carried = chunk.carry + first * kPairWidth * 4;
   const uint8_t* zeros = chunk.zeros + s * kPairWidth * 4;
   if (!chunk.begins) {
     ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(carried + (r * kPairWidth + c * kLanes) * 4); });
@@ -165,16 +171,19 @@ MOED_INLINE void Begin(const DotArgs& args, const Chunk& chunk, int64_t s, int64
   }
 }
 
-// Adds complete sums, times their scales, to the tile; carries incomplete ones.
+// Adds complete sums, times their scales, to the tile, which starts at the first group; carries incomplete ones.
 template <class T, int kRows, int kColumns>
-MOED_INLINE void End(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, float* tile,
-                     typename T::Acc (&acc)[kRows][kColumns]) {
+MOED_INLINE void End(const Chunk& chunk, int64_t s, int64_t first, float* tile, typename T::Acc (&acc)[kRows][kColumns]) {
   using S = typename T::S;
-  uint8_t* carried = args.scratch + kCarryAt + first * kPairWidth * 4;
+  uint8_t* carried = chunk.carry + first * kPairWidth * 4;
   const float* scales = chunk.scales + s * kPairWidth;
   float* out = tile + first * kPairWidth;
   if (!chunk.ends) {
     ForTile<kRows, kColumns>([&](int r, int c) { T::StoreAcc(carried + (r * kPairWidth + c * S::kLanes) * 4, acc[r][c]); });
+  } else if (chunk.group + s == 0) {
+    ForTile<kRows, kColumns>([&](int r, int c) {
+      S::Store(out + r * kPairWidth + c * S::kLanes, S::Fma(T::ToFloat(acc[r][c]), S::Load(scales + c * S::kLanes), S::Zero()));
+    });
   } else {
     ForTile<kRows, kColumns>([&](int r, int c) {
       float* at = out + r * kPairWidth + c * S::kLanes;
@@ -238,7 +247,7 @@ void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* til
     typename T::Acc acc[kRows][kColumns];
     Begin<T>(args, chunk, s, first, acc);
     SegmentSums<T>(args, chunk, s, first, acc);
-    End<T>(args, chunk, s, first, tile, acc);
+    End<T>(chunk, s, first, tile, acc);
   }
 }
 
@@ -249,7 +258,11 @@ void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* ti
   constexpr int kColumns = kPairWidth / S::kLanes;
   typename S::F sum[kRows][kColumns];
   float* out = tile + first * kPairWidth;
-  ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Load(out + r * kPairWidth + c * S::kLanes); });
+  if (chunk.group == 0) {
+    ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Zero(); });
+  } else {
+    ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Load(out + r * kPairWidth + c * S::kLanes); });
+  }
   for (int64_t s = 0; s < chunk.segments; ++s) {
     typename T::Acc acc[kRows][kColumns];
     Begin<T>(args, chunk, s, first, acc);
@@ -258,6 +271,61 @@ void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* ti
     ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Fma(T::ToFloat(acc[r][c]), S::Load(scales + c * S::kLanes), sum[r][c]); });
   }
   ForTile<kRows, kColumns>([&](int r, int c) { S::Store(out + r * kPairWidth + c * S::kLanes, sum[r][c]); });
+}
+
+// One or two rows straight from the packed codes, with no way through memory: kPairs pairs side by side, for enough independent
+// sums where they cannot be split. `weights` and `tile` are the first pair's.
+template <class T, class D, int kRows, int kPairs>
+MOED_INLINE void DirectChunk(const DotArgs& args, const Chunk* chunks, const uint8_t* weights, float* tile) {
+  using I = typename T::S::I;
+  constexpr int kLanes = T::S::kLanes;
+  constexpr int kColumns = kPairWidth / kLanes;
+  constexpr int kBlockRows = kBlockDepth / T::kPerWord;
+  constexpr int kSplit = T::kExact ? 2 : 1;
+  const PanelFormat& format = *args.format;
+  const Chunk& chunk = chunks[0];
+  for (int64_t s = 0; s < chunk.segments; ++s) {
+    typename T::Acc acc[kSplit][kPairs][kRows][kColumns];
+    const uint8_t* x[kRows];
+    const uint8_t* block[2 * kPairs];
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) x[r] = args.rows[r] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
+#pragma GCC unroll 4
+    for (int p = 0; p < 2 * kPairs; ++p) block[p] = PackedCodes(format, chunk, weights + p * format.panel_bytes, s);
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      Begin<T>(args, chunks[p], s, 0, acc[0][p]);
+      if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[1][p][r][c] = T::ZeroAcc(); });
+    }
+    for (int64_t k = 0; k < chunk.of(s); k += kBlockDepth) {
+      I factors[kRows][kBlockRows];
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kBlockRows; ++i) factors[r][i] = T::S::BroadcastWord(x[r] + k / T::kPerWord * 4 + 4 * i);
+      }
+#pragma GCC unroll 8
+      for (int c = 0; c < kPairs * kColumns; ++c) {
+        I words[kBlockRows];
+        D::Words(block[c * kLanes / kPanelWidth], c * kLanes % kPanelWidth, words);
+#pragma GCC unroll 4
+        for (int i = 0; i < kBlockRows; ++i) {
+#pragma GCC unroll 2
+          for (int r = 0; r < kRows; ++r) {
+            typename T::Acc& sum = acc[i % kSplit][c / kColumns][r][c % kColumns];
+            sum = T::Dot(sum, words[i], factors[r][i]);
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int p = 0; p < 2 * kPairs; ++p) block[p] += format.block_bytes;
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[0][p][r][c] = T::AddAcc(acc[0][p][r][c], acc[1][p][r][c]); });
+      End<T>(chunks[p], s, 0, tile + p * kRows * kPairWidth, acc[0][p]);
+    }
+  }
 }
 
 // ---- All rows: Tiles::RunAll(args, chunk, tile) of a type Tiles. ----
@@ -283,6 +351,7 @@ MOED_INLINE void FetchNext(const Chunk& chunk, int64_t part, int64_t parts) {
 // As few tiles of up to kMaxRows rows as will do, as equal as can be.
 template <class Shape, int kMaxRows>
 struct EvenTiles {
+  static constexpr bool kDirect = false;  // whether one and two rows go straight from the packed codes
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     const int64_t tiles = (args.count + kMaxRows - 1) / kMaxRows;
     int64_t first = 0;
@@ -318,6 +387,7 @@ constexpr int64_t kShortGroup = 32;
 // has to fit into the registers (0: it does not).
 template <class T, int kMaxRows, int kGroupRows>
 struct WordTiles {
+  static constexpr bool kDirect = true;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     if constexpr (kGroupRows > 0) {
       if (chunk.features <= kShortGroup && chunk.begins) return EvenTiles<GroupShape<T>, kGroupRows>::RunAll(args, chunk, tile);
@@ -356,17 +426,54 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
   }
 }
 
+// kRows rows times the pairs [pair, pair + kPairs).
+template <class T, class D, int kRows, int kPairs>
+void DirectPairs(const DotArgs& args, int64_t pair) {
+  const PanelFormat& format = *args.format;
+  const uint8_t* weights = args.weights + pair * 2 * format.panel_bytes;
+  float* tile = args.tile + pair * kRows * kPairWidth;
+  const int64_t padded = RoundUpTo(Smaller(format.group, T::kChunkFeatures), kBlockDepth);
+  for (int64_t k = 0; k < format.depth;) {
+    Chunk chunks[kPairs];
+    for (int p = 0; p < kPairs; ++p) {
+      chunks[p] = NextChunk(format, k, padded, T::kChunkFeatures);
+      chunks[p].carry = args.scratch + kCarryAt + p * kRows * kPairWidth * 4;
+      LoadScales<T, D>(format, weights + p * 2 * format.panel_bytes, args.scratch + p * kCodesAt, &chunks[p]);
+    }
+    DirectChunk<T, D, kRows, kPairs>(args, chunks, weights, tile);
+    k += (chunks[0].segments - 1) * chunks[0].features + chunks[0].last_features;
+  }
+  if constexpr (T::kExact) {
+    for (int p = 0; p < kPairs; ++p) ScaleRows<T>(args, tile + p * kRows * kPairWidth);
+  }
+}
+
+// One or two rows: bound by memory.
+template <class T, class D>
+void MultiplyDirect(const DotArgs& args) {
+  int64_t pair = 0;
+  if constexpr (!T::kExact) {  // sums in a chain: two pairs at once hide the latency of the instruction
+    for (; args.count == 1 && pair + 2 <= args.pairs; pair += 2) DirectPairs<T, D, 1, 2>(args, pair);
+  }
+  for (; pair < args.pairs; ++pair) {
+    if (args.count == 1) DirectPairs<T, D, 1, 1>(args, pair); else DirectPairs<T, D, 2, 1>(args, pair);
+  }
+}
+
 template <class T, class D, class Tiles>
 void MultiplyWords(const DotArgs& args) {
+  if constexpr (Tiles::kDirect) {
+    if (args.count <= 2) return MultiplyDirect<T, D>(args);
+  }
   const PanelFormat& format = *args.format;
   const int64_t step = T::Step(format.group);
   const int64_t padded = RoundUpTo(Smaller(format.group, T::kChunkFeatures), step);
   for (int64_t pair = 0; pair < args.pairs; ++pair) {
     const uint8_t* weights = args.weights + pair * 2 * format.panel_bytes;
     float* tile = args.tile + pair * args.count * kPairWidth;
-    for (int64_t at = 0; at < args.count * kPairWidth; at += T::S::kLanes) T::S::Store(tile + at, T::S::Zero());
     for (int64_t k = 0; k < format.depth;) {
       Chunk chunk = NextChunk(format, k, padded, T::kChunkFeatures);
+      chunk.carry = args.scratch + kCarryAt;
       LoadScales<T, D>(format, weights, args.scratch, &chunk);
       LoadCodes<T, D>(format, weights, step, args.scratch, &chunk);
       if (args.count >= kFetchRows) PlanFetch(format, weights, pair + 1 == args.pairs, &chunk);

@@ -64,7 +64,7 @@ struct DotArgs {
   const uint8_t* weights = nullptr;     // first pair; pairs follow each other
   int64_t pairs = 0;
   const RowFormat* row = nullptr;
-  const uint8_t* const* rows = nullptr; // [count] records; one after the other where DotTable::contiguous
+  const uint8_t* const* rows = nullptr; // [count] records; see DotTable::contiguous_from
   int64_t count = 0;                    // 1 .. kRowBlock
   float* tile = nullptr;                // [pairs][count][32], aligned to 64
   uint8_t* scratch = nullptr;           // kDotScratchBytes, aligned to 64
@@ -80,8 +80,8 @@ struct RowKind {
 struct DotTable {
   RowKind nibbles;  // rows that meet int4 and FP4 weights
   RowKind others;
-  // Rows of one expert must follow each other in memory, with 16 readable records after the last.
-  bool contiguous;
+  // From so many on, the rows of one expert must follow each other in memory, with 16 readable records after the last; 0: never.
+  int64_t contiguous_from;
   void (*make_row)(const RowArgs& args);
   void (*multiply)(const DotArgs& args);
 };

@@ -35,17 +35,17 @@ struct IntegerSums {
   static MOED_INLINE typename S::F ToFloat(Acc acc) { return S::ToFloats(acc); }
 };
 
-// ---- Decoders: one vector of words of one block of 8 input features, to rows of words 64 bytes apart. ----
+// ---- Decoders: one vector of output features of one block of 8 input features, as vectors of words. ----
 
 template <class S>
 struct NibbleQuads {
-  static constexpr bool kWords = false;
+  static constexpr bool kWords = false;  // whether packed codes are words already
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int lane, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int lane, typename S::I* out) {
     const typename S::I words = S::LoadWords(block + 4 * lane), mask = S::SetWords(0x0F0F0F0F);
-    S::StoreWords(out, S::AndWords(words, mask));
-    S::StoreWords(out + kWordRow, S::AndWords(S::template ShiftRightHalves<4>(words), mask));
+    out[0] = S::AndWords(words, mask);
+    out[1] = S::AndWords(S::template ShiftRightHalves<4>(words), mask);
   }
 };
 
@@ -54,22 +54,21 @@ struct Fp4Quads {
   static constexpr bool kWords = false;
   static constexpr float kFactor = 0.5f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int lane, uint8_t* out) {
-    const typename S::I words = S::LoadWords(block + 4 * lane), mask = S::SetWords(0x0F0F0F0F);
-    S::StoreWords(out, S::LookUpBytes(kFp4Doubled, S::AndWords(words, mask)));
-    S::StoreWords(out + kWordRow, S::LookUpBytes(kFp4Doubled, S::AndWords(S::template ShiftRightHalves<4>(words), mask)));
+  static MOED_INLINE void Words(const uint8_t* block, int lane, typename S::I* out) {
+    NibbleQuads<S>::Words(block, lane, out);
+    out[0] = S::LookUpBytes(kFp4Doubled, out[0]);
+    out[1] = S::LookUpBytes(kFp4Doubled, out[1]);
   }
 };
 
-// Packed int8 is words already.
 template <class S>
 struct ByteQuads {
   static constexpr bool kWords = true;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int lane, uint8_t* out) {
-    S::StoreWords(out, S::LoadWords(block + 4 * lane));
-    S::StoreWords(out + kWordRow, S::LoadWords(block + kWordRow + 4 * lane));
+  static MOED_INLINE void Words(const uint8_t* block, int lane, typename S::I* out) {
+    out[0] = S::LoadWords(block + 4 * lane);
+    out[1] = S::LoadWords(block + kWordRow + 4 * lane);
   }
 };
 
@@ -79,12 +78,12 @@ struct ByteHalves {
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
-  static MOED_INLINE void Decode(const uint8_t* block, int lane, uint8_t* out) {
+  static MOED_INLINE void Words(const uint8_t* block, int lane, typename S::I* out) {
     const typename S::I mask = S::SetWords(0x00FF00FF);
     for (int q = 0; q < 2; ++q) {
       const typename S::I words = S::LoadWords(block + q * kWordRow + 4 * lane);
-      S::StoreWords(out + 2 * q * kWordRow, S::AndWords(words, mask));
-      S::StoreWords(out + (2 * q + 1) * kWordRow, S::template ShiftRightHalves<8>(words));
+      out[2 * q] = S::AndWords(words, mask);
+      out[2 * q + 1] = S::template ShiftRightHalves<8>(words);
     }
   }
 };

@@ -309,10 +309,11 @@ MOED_INLINE typename S::F Exp(typename S::F x) {
   return S::Mul(p, S::PowerOfTwo(n));
 }
 
-// 1 / (1 + exp(-x)).
+// 1 / (1 + exp(-x)); for x below -88 held at the value there, about 6e-39.
 template <class S>
 MOED_INLINE typename S::F Sigmoid(typename S::F x) {
-  return S::Div(S::Set(1.0f), S::Add(S::Set(1.0f), Exp<S>(S::Sub(S::Zero(), x))));
+  const typename S::F power = Exp<S>(S::MinKeepNan(S::Set(88.0f), S::Sub(S::Zero(), x)));
+  return S::Reciprocal(S::Add(S::Set(1.0f), power));
 }
 
 template <class S>

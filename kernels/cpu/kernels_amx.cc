@@ -63,7 +63,7 @@ void MultiplyBf16Mixed(const DotArgs& args) {
 const DotTable& AmxInt8Dots() {
   static constexpr DotTable table = {{RowCodes::kInt8, RowOrder::kNibbleQuads},
                                      {RowCodes::kInt8, RowOrder::kNatural},
-                                     true,
+                                     kMinRows,
                                      MakeIntegerRow<Avx512>,
                                      MultiplyInt8};
   return table;
@@ -71,13 +71,13 @@ const DotTable& AmxInt8Dots() {
 
 const DotTable& AmxBf16Dots() {
   static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, true, MakeBf16Row, MultiplyBf16Mixed};
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, kMinRows, MakeBf16Row, MultiplyBf16Mixed};
   return table;
 }
 
 const DotTable& AmxBf16TileDots() {
   static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, true, MakeBf16Row, MultiplyBf16Tiles};
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, 1, MakeBf16Row, MultiplyBf16Tiles};
   return table;
 }
 

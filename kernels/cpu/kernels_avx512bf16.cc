@@ -10,7 +10,7 @@ void Multiply(const DotArgs& args) { MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, 
 
 const DotTable& Avx512Bf16Dots() {
   static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, false, MakeBf16Row, Multiply};
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, 0, MakeBf16Row, Multiply};
   return table;
 }
 

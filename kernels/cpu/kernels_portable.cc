@@ -48,6 +48,7 @@ struct Portable {
   static MOED_INLINE F Mul(F a, F b) { return a * b; }
   static MOED_INLINE F Div(F a, F b) { return a / b; }
   static MOED_INLINE F Fma(F a, F b, F c) { return a * b + c; }
+  static MOED_INLINE F Reciprocal(F value) { return 1.0f / value; }
   static MOED_INLINE F MinKeepNan(F limit, F x) { return limit < x ? limit : x; }
   static MOED_INLINE F MaxKeepNan(F limit, F x) { return limit > x ? limit : x; }
   static MOED_INLINE F Round(F x) { return Map([&](int i) { return std::nearbyint(x[i]); }); }

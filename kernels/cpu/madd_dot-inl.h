@@ -62,7 +62,7 @@ void ByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* til
       ByteSums<S>(w, x, i, Smaller(kBlock, words - i), sum);
       ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = S::AddWords(acc[r][c], S::MaddHalves(sum[r][c], ones)); });
     }
-    End<T>(args, chunk, s, first, tile, acc);
+    End<T>(chunk, s, first, tile, acc);
   }
 }
 
@@ -87,7 +87,7 @@ template <class S, int kMaxRows, int kHalfRows>
 constexpr DotTable MakeMaddTable() {
   return {{RowCodes::kInt8, RowOrder::kNibbleQuads},
           {RowCodes::kInt16, RowOrder::kHalfWords},
-          false,
+          0,
           MakeIntegerRow<S>,
           MultiplyByMadd<S, kMaxRows, kHalfRows>};
 }

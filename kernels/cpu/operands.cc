@@ -35,7 +35,7 @@ RowFormat MakeRowFormat(const DotTable& dots, const PanelFormat& panel) {
   row.group = panel.group;
   const int64_t groups = (panel.depth + panel.group - 1) / panel.group;
   // A tile of x may reach 64 bytes beyond the last group.
-  row.scale_offset = RoundUp(panel.depth * row.code_bytes(), 64) + (dots.contiguous ? 64 : 0);
+  row.scale_offset = RoundUp(panel.depth * row.code_bytes(), 64) + (dots.contiguous_from > 0 ? 64 : 0);
   row.sums_offset = row.scale_offset + static_cast<int64_t>(sizeof(float));
   const bool fp4 = panel.element == ElementType::kFp4E2m1;
   row.sum_factor = panel.zero_bytes > 0 ? -1 : fp4 ? -kFp4Zero : -static_cast<int32_t>(panel.zero);

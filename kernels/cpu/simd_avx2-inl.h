@@ -33,6 +33,7 @@ struct Avx2 {
   static MOED_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static MOED_INLINE F Div(F a, F b) { return _mm256_div_ps(a, b); }
   static MOED_INLINE F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static MOED_INLINE F Reciprocal(F value) { return Div(Set(1.0f), value); }
   // The instructions return their second operand when either is NaN.
   static MOED_INLINE F MinKeepNan(F limit, F x) { return _mm256_min_ps(limit, x); }
   static MOED_INLINE F MaxKeepNan(F limit, F x) { return _mm256_max_ps(limit, x); }
