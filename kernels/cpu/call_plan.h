@@ -33,14 +33,14 @@ struct CallPlan {
   bool input_per_slot = false;  // x depends on the slot: weighted input, stored activation scales, or an order of its own
   bool two_inputs = false;      // gate and up may see different inputs
   bool sorted_copy = false;     // records of x are copied to the order of experts, of those with enough rows
-  int64_t input_rows = 0;
+  int64_t input_rows = 0;       // at most: of x, or sorted positions where x depends on the slot
   int64_t input_stride = 0;       // x as float32
   int64_t hidden_act_stride = 0;  // h as the activation writes it
   int64_t gathered_stride = 0;    // h in packed order; 0 when that is the same
   int64_t output_stride = 0;      // y of a slot
 
   size_t bytes() const;
-  // Records of x for gate and up; by row of x, or in sorted order where x depends on the slot.
+  // Records of x for gate and up.
   int64_t input_records() const { return input_rows + kSlackRecords; }
 
   static constexpr int64_t kSlackRecords = 16;  // readable ones after the last, see DotTable::contiguous_from

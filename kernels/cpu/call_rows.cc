@@ -30,33 +30,31 @@ bool CallRows::HiddenNeedsWork() const {
 }
 
 void CallRows::WidenInput(int64_t row) const {
-  if (plan_.input_per_slot && sorted_.position[row] < 0) return;
   float* out = buffers_.input + row * plan_.input_stride;
-  const void* source = batch_.x.row(plan_.input_per_slot ? row / batch_.top_k : row);
-  if (batch_.x.dtype == DType::kF32) {
-    std::memcpy(out, source, batch_.x.row_bytes());
+  const TensorView& x = route_.x();
+  const void* source = x.row(plan_.input_per_slot ? route_.row(row) : row);
+  if (x.dtype == DType::kF32) {
+    std::memcpy(out, source, x.row_bytes());
   } else {
-    kernels_.widen(batch_.x.dtype == DType::kBf16, source, desc_.hidden, out);
+    kernels_.widen(x.dtype == DType::kBf16, source, desc_.hidden, out);
   }
-  if (desc_.weight_on_input) {
-    for (int64_t k = 0; k < desc_.hidden; ++k) out[k] *= batch_.weights[row];
-  }
+  if (!route_.weight_on_input()) return;
+  const float weight = route_.input_weight(row);
+  for (int64_t k = 0; k < desc_.hidden; ++k) out[k] *= weight;
 }
 
 void CallRows::MeasureInput() {
   // All rows of the request count, whether this layer holds their experts or not; copies of a slot exist where it is routed.
-  const int64_t rows = plan_.input_per_slot ? routed() : plan_.input_rows;
   float largest = 0.0f;
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = plan_.input_per_slot ? InputRow(row) : row;
-    largest = MergeAbsMax(largest, AbsMax(buffers_.input + at * plan_.input_stride, desc_.hidden));
+  for (int64_t row = 0; row < input_rows(); ++row) {
+    largest = MergeAbsMax(largest, AbsMax(buffers_.input + row * plan_.input_stride, desc_.hidden));
   }
   gate_max_ = up_max_ = largest;
 }
 
 void CallRows::MeasureHidden() {
   hidden_max_ = 0.0f;
-  for (int64_t position = 0; position < routed(); ++position) {
+  for (int64_t position = 0; position < route_.positions(); ++position) {
     hidden_max_ = MergeAbsMax(hidden_max_, AbsMax(buffers_.hidden_act + position * plan_.hidden_act_stride, desc_.intermediate));
   }
 }
@@ -80,14 +78,12 @@ void CallRows::Finish(const Rule& rule, const StagePlan& stage, int64_t depth, f
 }
 
 void CallRows::FinishInput(int64_t row) const {
-  const int64_t position = plan_.input_per_slot ? sorted_.position[row] : row;
-  if (position < 0) return;
-  const int expert = plan_.input_per_slot ? batch_.ids[row] : 0;
+  const int expert = plan_.input_per_slot ? route_.expert(row) : 0;
   const InputScales scales = plan_.input_per_slot ? store_.input_scales(expert) : InputScales();
   const Rule gate = {desc_.scheme.gate.input, scales.gate, gate_max_, store_.gate_order(expert)};
   const Rule up = {desc_.scheme.up.input, scales.up, up_max_, store_.up_order(expert)};
   const int64_t depth = store_.shape().gate_up.format.depth;
-  const int64_t record = position * plan_.gate_up.row.bytes;
+  const int64_t record = row * plan_.gate_up.row.bytes;
   float* x = buffers_.input + row * plan_.input_stride;
   if (plan_.two_inputs) {
     float* up_x = buffers_.up_input + row * plan_.input_stride;
@@ -98,13 +94,13 @@ void CallRows::FinishInput(int64_t row) const {
 }
 
 void CallRows::CopyToSorted(int64_t position) const {
-  if (!WantsSorted(batch_.ids[sorted_.slots[position]])) return;
+  if (!WantsSorted(route_.expert(position))) return;
   const int64_t bytes = plan_.gate_up.row.bytes;
   std::memcpy(buffers_.sorted_records + position * bytes, buffers_.input_records + InputRow(position) * bytes, bytes);
 }
 
 void CallRows::FinishHidden(int64_t position) const {
-  const int expert = batch_.ids[sorted_.slots[position]];
+  const int expert = route_.expert(position);
   const Rule down = {desc_.scheme.down.input, store_.input_scales(expert).down, hidden_max_, store_.down_order(expert)};
   float* h = buffers_.hidden_act + position * plan_.hidden_act_stride;
   const bool gathered = plan_.gathered_stride > 0;

@@ -8,18 +8,18 @@
 
 #include "kernels/activation_quant.h"
 #include "kernels/cpu/call_plan.h"
+#include "kernels/cpu/call_route.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/layer_store.h"
-#include "kernels/cpu/token_sort.h"
 #include "kernels/moe_kernel.h"
 
 namespace moed::cpu {
 
 class CallRows {
  public:
-  CallRows(const MoeDesc& desc, const KernelTable& kernels, const LayerStore& store, const MoeBatch& batch, const CallPlan& plan,
-           const CallBuffers& buffers, const SortedSlots& sorted)
-      : desc_(desc), kernels_(kernels), store_(store), batch_(batch), plan_(plan), buffers_(buffers), sorted_(sorted) {}
+  CallRows(const MoeDesc& desc, const KernelTable& kernels, const LayerStore& store, const CallRoute& route, const CallPlan& plan,
+           const CallBuffers& buffers)
+      : desc_(desc), kernels_(kernels), store_(store), route_(route), plan_(plan), buffers_(buffers) {}
 
   // Whether a scale of x (of h) spans all rows of the call, so that every row must be widened (computed) before one is quantized.
   bool InputSpansRows() const { return SpansRows(desc_.scheme.gate.input) || SpansRows(desc_.scheme.up.input); }
@@ -27,8 +27,9 @@ class CallRows {
   // Whether h needs a step of its own between the two multiplications.
   bool HiddenNeedsWork() const;
 
-  // Row `row` of the input as float32 in plain order, times the slot's weight when that goes to the input. Rows without an expert
-  // are left alone when x depends on the slot.
+  // Rows of the input: those of x, or one for each sorted position where x depends on the slot.
+  int64_t input_rows() const { return plan_.input_per_slot ? route_.positions() : route_.x().rows; }
+  // Row `row` of the input as float32 in plain order, times the slot's weight when that goes to the input.
   void WidenInput(int64_t row) const;
   // The largest magnitudes over all rows, for scales that span them; after WidenInput of every row.
   void MeasureInput();
@@ -37,7 +38,7 @@ class CallRows {
   void FinishInput(int64_t row) const;
   // Whether the kernel wants the rows of `expert` one after the other, though they are not.
   bool WantsSorted(int expert) const {
-    return plan_.sorted_copy && sorted_.begin[expert + 1] - sorted_.begin[expert] >= plan_.gate_up.dots->contiguous_from;
+    return plan_.sorted_copy && route_.sorted().begin[expert + 1] - route_.sorted().begin[expert] >= plan_.gate_up.dots->contiguous_from;
   }
   // The record of sorted position `position`, copied from its row's; nothing where that is not wanted.
   void CopyToSorted(int64_t position) const;
@@ -45,10 +46,7 @@ class CallRows {
   void FinishHidden(int64_t position) const;
 
   // Row of the input that sorted position `position` multiplies.
-  int64_t InputRow(int64_t position) const {
-    const int64_t slot = sorted_.slots[position];
-    return plan_.input_per_slot ? slot : slot / batch_.top_k;
-  }
+  int64_t InputRow(int64_t position) const { return plan_.input_per_slot ? position : route_.row(position); }
 
  private:
   // One projection's input: its rule, its stored scale, the largest magnitude of all rows, the order that it is packed in.
@@ -59,7 +57,6 @@ class CallRows {
     const int32_t* order;
   };
 
-  int64_t routed() const { return static_cast<int64_t>(sorted_.slots.size()); }
   // x[n] in plain order becomes float32 in packed order in `out` (may be x), padded to `stride`; or a record of `stage`.
   void Finish(const Rule& rule, const StagePlan& stage, int64_t depth, float* x, int64_t n, float* out, int64_t stride,
               uint8_t* record) const;
@@ -67,10 +64,9 @@ class CallRows {
   const MoeDesc& desc_;
   const KernelTable& kernels_;
   const LayerStore& store_;
-  const MoeBatch& batch_;
+  const CallRoute& route_;
   const CallPlan& plan_;
   const CallBuffers& buffers_;
-  const SortedSlots& sorted_;
   float gate_max_ = 0.0f, up_max_ = 0.0f, hidden_max_ = 0.0f;
 };
 

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/call_plan.h"
+#include "kernels/cpu/call_route.h"
 #include "kernels/cpu/call_rows.h"
 #include "kernels/cpu/task_split.h"
-#include "kernels/cpu/token_sort.h"
 
 namespace moed::cpu {
 namespace {
@@ -40,12 +40,11 @@ class CpuMoe : public PreparedMoe {
 // The state of one Run: the stages share it, tasks of a stage write disjoint parts of it.
 class Call {
  public:
-  Call(const CpuMoe& moe, const MoeBatch& batch, MutableTensorView out, ExecContext& context)
-      : desc_(moe.desc_), kernels_(*moe.kernels_.base), store_(*moe.store_), shape_(moe.store_->shape()), batch_(batch), out_(out),
-        pool_(*context.pool), plan_(moe.desc_, shape_, moe.kernels_, batch.x.dtype, batch.x.rows, batch.top_k),
-        buffers_(plan_, context.workspace), rows_(desc_, kernels_, store_, batch_, plan_, buffers_, sorted_) {
-    SortSlots(batch.ids, desc_.num_experts, &sorted_);
-  }
+  Call(const CpuMoe& moe, const CallRoute& route, MutableTensorView out, ExecContext& context)
+      : desc_(moe.desc_), kernels_(*moe.kernels_.base), store_(*moe.store_), shape_(moe.store_->shape()), route_(route),
+        sorted_(route.sorted()), out_(out), pool_(*context.pool),
+        plan_(moe.desc_, shape_, moe.kernels_, route.x().dtype, route.x().rows, route.top_k()), buffers_(plan_, context.workspace),
+        rows_(desc_, kernels_, store_, route, plan_, buffers_) {}
 
   // The layer in stages.
   void Run() {
@@ -53,32 +52,30 @@ class Call {
     RunTasks(shape_.gate_up_pairs, shape_.gate_up.format.panel_bytes, [&](const TaskPart& part) { GateUp(part); });
     MakeHidden();
     RunTasks(shape_.down_pairs, shape_.down.format.panel_bytes, [&](const TaskPart& part) { Down(part); });
-    pool_.ParallelFor(batch_.x.rows, [&](int64_t row, int) { Combine(row); });
+    pool_.ParallelFor(out_.rows, [&](int64_t row, int) { Combine(row); });
   }
 
  private:
-  int64_t routed() const { return static_cast<int64_t>(sorted_.slots.size()); }
-
   void MakeInput() {
     if (rows_.InputSpansRows()) {
-      pool_.ParallelFor(plan_.input_rows, [&](int64_t row, int) { rows_.WidenInput(row); });
+      pool_.ParallelFor(rows_.input_rows(), [&](int64_t row, int) { rows_.WidenInput(row); });
       rows_.MeasureInput();
-      pool_.ParallelFor(plan_.input_rows, [&](int64_t row, int) { rows_.FinishInput(row); });
+      pool_.ParallelFor(rows_.input_rows(), [&](int64_t row, int) { rows_.FinishInput(row); });
     } else {
-      pool_.ParallelFor(plan_.input_rows, [&](int64_t row, int) {
+      pool_.ParallelFor(rows_.input_rows(), [&](int64_t row, int) {
         rows_.WidenInput(row);
         rows_.FinishInput(row);
       });
     }
     bool copies = false;
     for (int e = 0; plan_.sorted_copy && e < desc_.num_experts && !copies; ++e) copies = rows_.WantsSorted(e);
-    if (copies) pool_.ParallelFor(routed(), [&](int64_t position, int) { rows_.CopyToSorted(position); });
+    if (copies) pool_.ParallelFor(route_.positions(), [&](int64_t position, int) { rows_.CopyToSorted(position); });
   }
 
   void MakeHidden() {
     if (!rows_.HiddenNeedsWork()) return;
     if (rows_.HiddenSpansRows()) rows_.MeasureHidden();
-    pool_.ParallelFor(routed(), [&](int64_t position, int) { rows_.FinishHidden(position); });
+    pool_.ParallelFor(route_.positions(), [&](int64_t position, int) { rows_.FinishHidden(position); });
   }
 
   template <typename Body>
@@ -172,7 +169,7 @@ class Call {
     stage.first = sorted ? buffers_.sorted_records : buffers_.input_records;
     stage.second = same ? nullptr : buffers_.up_records;
     stage.stride = plan_.gate_up.row.bytes;
-    stage.by_position = sorted || plan_.input_per_slot;
+    stage.by_position = sorted;
     return stage;
   }
 
@@ -219,12 +216,13 @@ class Call {
   // out[row] = sum over the row's slots, in slot order, of weight * y.
   void Combine(int64_t row) {
     CombineArgs args;
-    const float** rows = buffers_.combine_rows + row * batch_.top_k;
-    float* weights = buffers_.combine_weights + row * batch_.top_k;
-    for (int64_t slot = row * batch_.top_k; slot < (row + 1) * batch_.top_k; ++slot) {
+    const int64_t first_slot = row * route_.top_k();
+    const float** rows = buffers_.combine_rows + first_slot;
+    float* weights = buffers_.combine_weights + first_slot;
+    for (int64_t slot = first_slot; slot < first_slot + route_.top_k(); ++slot) {
       if (sorted_.position[slot] < 0) continue;
       rows[args.count] = buffers_.output + sorted_.position[slot] * plan_.output_stride;
-      weights[args.count++] = desc_.weight_on_input ? 1.0f : batch_.weights[slot];
+      weights[args.count++] = route_.output_weight(slot);
     }
     alignas(64) float sum[kCombineColumns];
     args.rows = rows;
@@ -248,12 +246,12 @@ class Call {
   const KernelTable& kernels_;
   const LayerStore& store_;
   const LayerShape& shape_;
-  const MoeBatch& batch_;
+  const CallRoute& route_;
+  const SortedSlots& sorted_;
   const MutableTensorView out_;
   WorkerPool& pool_;
   const CallPlan plan_;
   const CallBuffers buffers_;
-  SortedSlots sorted_;
   CallRows rows_;
 };
 
@@ -265,7 +263,7 @@ absl::Status CpuMoe::Run(const MoeBatch& batch, MutableTensorView out, ExecConte
   if (context.workspace.size() < needed) {
     return absl::InternalError(absl::StrCat("workspace has ", context.workspace.size(), " bytes, want ", needed));
   }
-  Call(*this, batch, out, context).Run();
+  Call(*this, CallRoute(desc_, batch), out, context).Run();
   return absl::OkStatus();
 }
 
