@@ -1,5 +1,8 @@
 #include "kernels/moe_kernel.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 
 namespace moed {
@@ -49,6 +52,38 @@ absl::Status ValidateBatch(const MoeDesc& desc, const MoeBatch& batch, const Mut
                                                    slots, " of each (", rows, " rows x ", batch.top_k, " slots)"));
   }
   return ValidateIds(desc, batch);
+}
+
+absl::Status ValidateBatchedExperts(const MoeDesc& desc, const BatchedExperts& batch, const MutableTensorView& out) {
+  const int64_t max_m = desc.max_tokens_per_expert;
+  if (max_m <= 0) {
+    return absl::FailedPreconditionError("the layer was prepared without batched experts (max_tokens_per_expert is 0)");
+  }
+  if (batch.max_m != max_m) return absl::InvalidArgumentError(absl::StrCat("max_m is ", batch.max_m, ", prepared for ", max_m));
+  const int64_t rows = desc.num_experts * max_m;
+  const auto shape_error = [&](const char* name, int64_t got_rows, int64_t got_cols) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " [", got_rows, ", ", got_cols, "], want [", rows, ", ", desc.hidden, "] (E = ",
+                                                   desc.num_experts, ", max_m = ", max_m, ", H = ", desc.hidden, ")"));
+  };
+  if (batch.x.rows != rows || batch.x.cols != desc.hidden) return shape_error("hidden states are", batch.x.rows, batch.x.cols);
+  if (out.rows != rows || out.cols != desc.hidden) return shape_error("output is", out.rows, out.cols);
+  if (batch.counts.size() != static_cast<size_t>(desc.num_experts)) {
+    return absl::InvalidArgumentError(absl::StrCat("got ", batch.counts.size(), " counts, want E = ", desc.num_experts));
+  }
+  for (int expert = 0; expert < desc.num_experts; ++expert) {
+    const int32_t count = batch.counts[expert];
+    if (count >= 0 && count <= max_m) continue;
+    return absl::InvalidArgumentError(absl::StrCat("count of expert ", expert, ": got ", count, ", want 0 to ", max_m));
+  }
+  return absl::OkStatus();
+}
+
+void CheckBatchedFormat(const MoeDesc& desc, std::vector<Reason>* reasons) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t most = kMost / std::max(desc.num_experts, 1);
+  if (desc.max_tokens_per_expert >= 0 && desc.max_tokens_per_expert <= most) return;
+  reasons->push_back({"shape_unsupported", absl::StrCat("batched experts: max_tokens_per_expert is ", desc.max_tokens_per_expert,
+                                                        ", want 0 to ", most, " with E = ", desc.num_experts)});
 }
 
 }  // namespace moed

@@ -54,6 +54,7 @@ struct MoeDesc {
   bool weight_on_input = false;  // the slot's weight multiplies x, not the expert's output
   bool deterministic = false;    // row results must not depend on the other rows of a call
   int64_t max_tokens = 1;        // rows of one Run, at most
+  int64_t max_tokens_per_expert = 0;  // max_m of RunBatched, fixed here; 0: only Run is asked for
 };
 
 // One reason why a backend cannot run a layer. `code` is stable and machine-readable ("isa_missing", "scheme_unsupported",
@@ -77,10 +78,18 @@ struct MoeBatch {
   int top_k = 0;                     // slots per row of this call, 1 <= k; may differ from MoeDesc::top_k
 };
 
+// Input of one call in the batched-experts format: a dispatcher has placed each row with its expert, and combines the results
+// itself. Expert e owns rows [e * max_m, (e + 1) * max_m) of x and of the output; those at or beyond counts[e] are padding.
+struct BatchedExperts {
+  TensorView x;                       // [E * max_m, H]
+  std::span<const int32_t> counts;    // [E], each in [0, max_m]
+  int64_t max_m = 0;                  // MoeDesc::max_tokens_per_expert
+};
+
 // What a call may use. Owned by the engine: one per stream of calls, never shared by two calls at once.
 struct ExecContext {
   WorkerPool* pool = nullptr;
-  std::span<std::byte> workspace;  // at least PreparedMoe::WorkspaceBytes, aligned to 64 bytes
+  std::span<std::byte> workspace;  // at least PreparedMoe::WorkspaceBytes or BatchedWorkspaceBytes, aligned to 64 bytes
 };
 
 class PreparedMoe {
@@ -94,6 +103,17 @@ class PreparedMoe {
 
   // Workspace for a call of up to `tokens` rows with `top_k` slots each.
   virtual size_t WorkspaceBytes(int64_t tokens, int top_k) const = 0;
+
+  // out[e * max_m + r, H] = W2_e h + b2_e of row r < counts[e] of expert e: not weighted, computed in float32, one rounding to
+  // out.dtype. Padding of x is not read, padding of out is not written. No weights come in this format: with
+  // MoeDesc::weight_on_input the caller has multiplied the rows by them, as it else multiplies the results. A scale that spans all
+  // rows of a request spans the counted rows of the call. FAILED_PRECONDITION when the layer was prepared without the format,
+  // INVALID_ARGUMENT when shapes or counts break the contract (nothing is written then); INTERNAL for device loss.
+  virtual absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const = 0;
+
+  // Workspace for a RunBatched whose counts add up to `rows`, at most. To bound it, spread the experts over several calls: a count
+  // of 0 leaves an expert out, and a row's result does not depend on the other experts (but for scales that span rows).
+  virtual size_t BatchedWorkspaceBytes(int64_t rows) const = 0;
 
   // Bytes held by the repacked weights, padding included.
   virtual size_t ResidentBytes() const = 0;
@@ -120,7 +140,7 @@ class Backend {
   // for memory or device loss.
   virtual Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const = 0;
 
-  // Bytes that Prepare will hold for `desc` (exact), without reading a weight; and the workspace of a full call.
+  // Bytes that Prepare will hold for `desc` (exact), without reading a weight; and the workspace of a full Run.
   virtual size_t PreparedBytes(const MoeDesc& desc) const = 0;
   virtual size_t WorkspaceBytes(const MoeDesc& desc) const = 0;
 
@@ -133,6 +153,12 @@ class Backend {
 // Checks the parts of the Run contract that every backend shares: shapes, sizes of ids and weights, ids in [-1, E), rows
 // within max_tokens. INVALID_ARGUMENT with the numbers otherwise.
 absl::Status ValidateBatch(const MoeDesc& desc, const MoeBatch& batch, const MutableTensorView& out);
+
+// The same for RunBatched: the format was asked for, max_m, shapes, counts in [0, max_m].
+absl::Status ValidateBatchedExperts(const MoeDesc& desc, const BatchedExperts& batch, const MutableTensorView& out);
+
+// For Check of every backend: appends a reason when max_tokens_per_expert is negative, or gives more than 2^31 - 1 rows in all.
+void CheckBatchedFormat(const MoeDesc& desc, std::vector<Reason>* reasons);
 
 }  // namespace moed
 

@@ -21,23 +21,24 @@ int64_t RecordBytes(const StagePlan& stage, int64_t records) { return stage.dots
 
 }  // namespace
 
-CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, int64_t tokens, int top_k) {
+CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, const CallSize& size) {
   const LinearScheme& gate = desc.scheme.gate;
   const LinearScheme& up = desc.scheme.up;
   gate_up = PlanStage(kernels, gate, shape.gate_up.format, x);
   if (DotsFor(kernels, up, x) != gate_up.dots) gate_up = StagePlan();
   down = PlanStage(kernels, desc.scheme.down, shape.down.format, x);
-  slots = tokens * top_k;
+  slots = size.tokens * size.top_k;
+  combines = !size.batched;
   const bool own_order = gate.weights.act_order && shape.packed;
-  input_per_slot = desc.weight_on_input || UsesStoredScale(gate.input) || UsesStoredScale(up.input) || own_order;
+  input_per_slot = size.batched || desc.weight_on_input || UsesStoredScale(gate.input) || UsesStoredScale(up.input) || own_order;
   two_inputs = UsesStoredScale(gate.input) || UsesStoredScale(up.input) || !(gate.input == up.input) || own_order;
   sorted_copy = gate_up.dots != nullptr && gate_up.dots->contiguous_from > 0 && !input_per_slot;
-  input_rows = input_per_slot ? slots : tokens;
+  input_rows = input_per_slot ? slots : size.tokens;
   input_stride = RoundUp(std::max(shape.gate_up.format.depth, desc.hidden), 16);
   hidden_act_stride = shape.intermediate_stride();
   const bool reordered = !shape.down.source.empty() || (desc.scheme.down.weights.act_order && shape.packed);
   gathered_stride = reordered ? RoundUp(shape.down.format.depth, 16) : 0;
-  output_stride = shape.hidden_stride();
+  output_stride = combines ? shape.hidden_stride() : 0;
 }
 
 size_t CallPlan::bytes() const {
@@ -45,7 +46,7 @@ size_t CallPlan::bytes() const {
   const int64_t floats = inputs * input_rows * input_stride + slots * (hidden_act_stride + gathered_stride + output_stride);
   const int64_t records = inputs * RecordBytes(gate_up, input_records()) +
                           (sorted_copy ? RecordBytes(gate_up, slots + kSlackRecords) : 0) + RecordBytes(down, slots + kSlackRecords);
-  return static_cast<size_t>(floats * 4 + records + PointerBytes(slots) + slots * 4);
+  return static_cast<size_t>(floats * 4 + records + (combines ? PointerBytes(slots) + slots * 4 : 0));
 }
 
 CallBuffers::CallBuffers(const CallPlan& plan, std::span<std::byte> workspace) {

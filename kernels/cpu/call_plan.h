@@ -23,21 +23,29 @@ struct StagePlan {
   RowFormat row;                   // with dots only
 };
 
+// How many rows a call has, and in which format.
+struct CallSize {
+  int64_t tokens = 0;    // rows of x; batched: the counted ones
+  int top_k = 1;
+  bool batched = false;  // batched experts: every row has one expert, and nothing is combined
+};
+
 // Sizes in floats. Strides are multiples of 16, so that rows start on a cache line.
 struct CallPlan {
   // For x of type `x`; bf16 needs the most.
-  CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, int64_t tokens, int top_k);
+  CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, const CallSize& size);
 
   StagePlan gate_up, down;
   int64_t slots = 0;
-  bool input_per_slot = false;  // x depends on the slot: weighted input, stored activation scales, or an order of its own
+  bool combines = true;         // results are combined from the workspace; else they go straight to the output
+  bool input_per_slot = false;  // x depends on the slot: weighted input, stored activation scales, an order of its own; or batched
   bool two_inputs = false;      // gate and up may see different inputs
   bool sorted_copy = false;     // records of x are copied to the order of experts, of those with enough rows
   int64_t input_rows = 0;       // at most: of x, or sorted positions where x depends on the slot
   int64_t input_stride = 0;       // x as float32
   int64_t hidden_act_stride = 0;  // h as the activation writes it
   int64_t gathered_stride = 0;    // h in packed order; 0 when that is the same
-  int64_t output_stride = 0;      // y of a slot
+  int64_t output_stride = 0;      // y of a slot; 0 unless combined
 
   size_t bytes() const;
   // Records of x for gate and up.
@@ -59,7 +67,7 @@ struct CallBuffers {
   uint8_t* up_records;      // the same for up; null unless two_inputs
   uint8_t* sorted_records;  // [slots + slack], null unless sorted_copy
   uint8_t* hidden_records;  // [slots + slack], null without dots
-  const float** combine_rows;  // [slots], the y rows of a token in slot order
+  const float** combine_rows;  // [slots], the y rows of a token in slot order; both of no use unless combined
   float* combine_weights;      // [slots]
 };
 

@@ -47,6 +47,7 @@ class CpuBackend : public Backend {
       verdict.reasons.push_back({"isa_missing", absl::StrCat("the processor lacks ", absl::StrJoin(missing, ", "))});
     }
     CheckActivations(desc.scheme, &verdict.reasons);
+    CheckBatchedFormat(desc, &verdict.reasons);
     if (variant_.takes != Takes::kEverything) HasPackedLayout(desc.scheme, &verdict.reasons);
     if (variant_.takes == Takes::kDots) CheckDots(desc.scheme, &verdict.reasons);
     if (verdict.ok()) CheckMemory(desc, device, &verdict);
@@ -59,7 +60,7 @@ class CpuBackend : public Backend {
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
     const LayerShape shape = Packs(desc) ? PackedLayer::ShapeOf(desc) : CanonicalLayer::ShapeOf(desc);
-    return CallPlan(desc, shape, variant_.kernels, DType::kBf16, desc.max_tokens, desc.top_k).bytes();
+    return CallPlan(desc, shape, variant_.kernels, DType::kBf16, {desc.max_tokens, desc.top_k}).bytes();
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,

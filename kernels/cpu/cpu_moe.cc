@@ -23,27 +23,32 @@ class CpuMoe : public PreparedMoe {
       : desc_(std::move(desc)), kernels_(kernels), store_(std::move(store)) {}
 
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override;
+  absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const override;
 
-  size_t WorkspaceBytes(int64_t tokens, int top_k) const override {
-    return CallPlan(desc_, store_->shape(), kernels_, DType::kBf16, tokens, top_k).bytes();
-  }
+  size_t WorkspaceBytes(int64_t tokens, int top_k) const override { return WorkspaceBytes({tokens, top_k}); }
+  size_t BatchedWorkspaceBytes(int64_t rows) const override { return WorkspaceBytes({rows, 1, true}); }
   size_t ResidentBytes() const override { return store_->bytes(); }
   const QuantScheme& ExecutedScheme() const override { return desc_.scheme; }
 
  private:
   friend class Call;
+  size_t WorkspaceBytes(const CallSize& size) const {
+    return CallPlan(desc_, store_->shape(), kernels_, DType::kBf16, size).bytes();
+  }
+  absl::Status RunRoute(const CallRoute& route, const CallSize& size, MutableTensorView out, ExecContext& context) const;
+
   const MoeDesc desc_;
   const CpuKernels kernels_;
   const std::unique_ptr<LayerStore> store_;
 };
 
-// The state of one Run: the stages share it, tasks of a stage write disjoint parts of it.
+// The state of one call: the stages share it, tasks of a stage write disjoint parts of it.
 class Call {
  public:
-  Call(const CpuMoe& moe, const CallRoute& route, MutableTensorView out, ExecContext& context)
+  Call(const CpuMoe& moe, const CallRoute& route, const CallSize& size, MutableTensorView out, ExecContext& context)
       : desc_(moe.desc_), kernels_(*moe.kernels_.base), store_(*moe.store_), shape_(moe.store_->shape()), route_(route),
         sorted_(route.sorted()), out_(out), pool_(*context.pool),
-        plan_(moe.desc_, shape_, moe.kernels_, route.x().dtype, route.x().rows, route.top_k()), buffers_(plan_, context.workspace),
+        plan_(moe.desc_, shape_, moe.kernels_, route.x().dtype, size), buffers_(plan_, context.workspace),
         rows_(desc_, kernels_, store_, route, plan_, buffers_) {}
 
   // The layer in stages.
@@ -52,7 +57,7 @@ class Call {
     RunTasks(shape_.gate_up_pairs, shape_.gate_up.format.panel_bytes, [&](const TaskPart& part) { GateUp(part); });
     MakeHidden();
     RunTasks(shape_.down_pairs, shape_.down.format.panel_bytes, [&](const TaskPart& part) { Down(part); });
-    pool_.ParallelFor(out_.rows, [&](int64_t row, int) { Combine(row); });
+    if (plan_.combines) pool_.ParallelFor(out_.rows, [&](int64_t row, int) { Combine(row); });
   }
 
  private:
@@ -206,11 +211,24 @@ class Call {
   void Down(const TaskPart& part) {
     Multiply(part, DownStage(), [&](int64_t pair, int64_t begin, int64_t count, const float* tile) {
       const float* bias = store_.down_bias(part.expert) + pair * kPairWidth;
+      const int64_t first = pair * kPairWidth;
+      alignas(64) float straight[kPairWidth];
       for (int64_t r = 0; r < count; ++r) {
-        float* out = buffers_.output + (begin + r) * plan_.output_stride + pair * kPairWidth;
-        for (int c = 0; c < kPairWidth; ++c) out[c] = tile[r * kPairWidth + c] + bias[c];
+        float* y = plan_.combines ? buffers_.output + (begin + r) * plan_.output_stride + first : straight;
+        for (int c = 0; c < kPairWidth; ++c) y[c] = tile[r * kPairWidth + c] + bias[c];
+        if (!plan_.combines) Store(y, route_.row(begin + r), first, std::min<int64_t>(kPairWidth, desc_.hidden - first));
       }
     });
+  }
+
+  // Columns [first, first + columns) of a row of the output, rounded to its type.
+  void Store(const float* values, int64_t row, int64_t first, int64_t columns) const {
+    char* target = static_cast<char*>(out_.row(row)) + first * static_cast<int64_t>(DTypeBytes(out_.dtype));
+    if (out_.dtype == DType::kF32) {
+      std::memcpy(target, values, columns * sizeof(float));
+    } else {
+      kernels_.narrow(out_.dtype == DType::kBf16, values, columns, target);
+    }
   }
 
   // out[row] = sum over the row's slots, in slot order, of weight * y.
@@ -233,12 +251,7 @@ class Call {
       args.n = (columns + kPairWidth - 1) / kPairWidth * kPairWidth;
       kernels_.combine(args);
       for (int j = 0; j < args.count; ++j) rows[j] += columns;
-      char* target = static_cast<char*>(out_.row(row)) + first * static_cast<int64_t>(DTypeBytes(out_.dtype));
-      if (out_.dtype == DType::kF32) {
-        std::memcpy(target, sum, columns * sizeof(float));
-      } else {
-        kernels_.narrow(out_.dtype == DType::kBf16, sum, columns, target);
-      }
+      Store(sum, row, first, columns);
     }
   }
 
@@ -258,12 +271,23 @@ class Call {
 absl::Status CpuMoe::Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const {
   absl::Status valid = ValidateBatch(desc_, batch, out);
   if (!valid.ok()) return valid;
-  if (batch.x.rows == 0) return absl::OkStatus();
-  const size_t needed = WorkspaceBytes(batch.x.rows, batch.top_k);
+  return RunRoute(CallRoute(desc_, batch), {batch.x.rows, batch.top_k}, out, context);
+}
+
+absl::Status CpuMoe::RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const {
+  absl::Status valid = ValidateBatchedExperts(desc_, batch, out);
+  if (!valid.ok()) return valid;
+  const CallRoute route(batch);
+  return RunRoute(route, {route.positions(), 1, true}, out, context);
+}
+
+absl::Status CpuMoe::RunRoute(const CallRoute& route, const CallSize& size, MutableTensorView out, ExecContext& context) const {
+  if (size.tokens == 0) return absl::OkStatus();
+  const size_t needed = WorkspaceBytes(size);
   if (context.workspace.size() < needed) {
     return absl::InternalError(absl::StrCat("workspace has ", context.workspace.size(), " bytes, want ", needed));
   }
-  Call(*this, CallRoute(desc_, batch), out, context).Run();
+  Call(*this, route, size, out, context).Run();
   return absl::OkStatus();
 }
 

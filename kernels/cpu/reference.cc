@@ -98,6 +98,40 @@ class PreparedReference : public PreparedMoe {
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override {
     absl::Status valid = ValidateBatch(desc_, batch, out);
     if (!valid.ok()) return valid;
+    RunChunks(batch, out, *context.pool);
+    return absl::OkStatus();
+  }
+
+  // As a standard call of the counted rows, each with one slot of weight 1.
+  absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const override {
+    absl::Status valid = ValidateBatchedExperts(desc_, batch, out);
+    if (!valid.ok()) return valid;
+    std::vector<int32_t> ids;
+    std::vector<int64_t> rows;
+    std::vector<char> x;
+    for (int32_t e = 0; e < desc_.num_experts; ++e) {
+      for (int64_t row = e * batch.max_m; row < e * batch.max_m + batch.counts[e]; ++row) {
+        ids.push_back(e);
+        rows.push_back(row);
+        const char* source = static_cast<const char*>(batch.x.row(row));
+        x.insert(x.end(), source, source + batch.x.row_bytes());
+      }
+    }
+    const std::vector<float> weights(rows.size(), 1.0f);
+    std::vector<char> y(rows.size() * out.row_bytes());
+    const int64_t count = static_cast<int64_t>(rows.size());
+    RunChunks({{x.data(), batch.x.dtype, count, batch.x.cols}, ids, weights, 1}, {y.data(), out.dtype, count, out.cols}, *context.pool);
+    for (int64_t at = 0; at < count; ++at) std::copy_n(&y[at * out.row_bytes()], out.row_bytes(), static_cast<char*>(out.row(rows[at])));
+    return absl::OkStatus();
+  }
+
+  size_t WorkspaceBytes(int64_t, int) const override { return 0; }
+  size_t BatchedWorkspaceBytes(int64_t) const override { return 0; }
+  size_t ResidentBytes() const override { return ReferenceBackend().PreparedBytes(desc_); }
+  const QuantScheme& ExecutedScheme() const override { return desc_.scheme; }
+
+ private:
+  void RunChunks(const MoeBatch& batch, MutableTensorView out, WorkerPool& pool) const {
     const int64_t step = SpansRows(desc_.scheme) ? std::max<int64_t>(batch.x.rows, 1) : kChunk;
     for (int64_t first = 0; first < batch.x.rows; first += step) {
       const int64_t rows = std::min(step, batch.x.rows - first);
@@ -105,16 +139,10 @@ class PreparedReference : public PreparedMoe {
       chunk.x = batch.x.slice(first, rows);
       chunk.ids = batch.ids.subspan(first * batch.top_k, rows * batch.top_k);
       chunk.weights = batch.weights.subspan(first * batch.top_k, rows * batch.top_k);
-      RunChunk(chunk, out.slice(first, rows), *context.pool);
+      RunChunk(chunk, out.slice(first, rows), pool);
     }
-    return absl::OkStatus();
   }
 
-  size_t WorkspaceBytes(int64_t, int) const override { return 0; }
-  size_t ResidentBytes() const override { return ReferenceBackend().PreparedBytes(desc_); }
-  const QuantScheme& ExecutedScheme() const override { return desc_.scheme; }
-
- private:
   void RunChunk(const MoeBatch& batch, MutableTensorView out, WorkerPool& pool) const {
     SortedSlots sorted;
     SortSlots(batch.ids, desc_.num_experts, &sorted);
@@ -210,6 +238,7 @@ class Reference : public Backend {
                                                                     ", ", ScaleName(linear->input.scale), " scales: no such rule")});
       break;
     }
+    CheckBatchedFormat(desc, &verdict.reasons);
     return verdict;
   }
 

@@ -32,6 +32,18 @@ inline void SortSlots(std::span<const int32_t> ids, int experts, SortedSlots* so
   }
 }
 
+// The rows of the batched-experts format, where expert e owns slots [e * max_m, e * max_m + counts[e]): they lie sorted already.
+// `position` stays empty. `counts` must already be validated: each in [0, max_m].
+inline void ListSlots(std::span<const int32_t> counts, int64_t max_m, SortedSlots* sorted) {
+  sorted->begin.assign(1, 0);
+  for (size_t expert = 0; expert < counts.size(); ++expert) {
+    for (int32_t row = 0; row < counts[expert]; ++row) {
+      sorted->slots.push_back(static_cast<int32_t>(static_cast<int64_t>(expert) * max_m + row));
+    }
+    sorted->begin.push_back(static_cast<int32_t>(sorted->slots.size()));
+  }
+}
+
 }  // namespace moed::cpu
 
 #endif  // MOED_KERNELS_CPU_TOKEN_SORT_H_

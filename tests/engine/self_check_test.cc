@@ -56,7 +56,11 @@ class PlantedFault : public Backend {
       changed.weights = weights;
       return inner_->Run(changed, out, context);
     }
+    absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const override {
+      return inner_->RunBatched(batch, out, context);
+    }
     size_t WorkspaceBytes(int64_t tokens, int top_k) const override { return inner_->WorkspaceBytes(tokens, top_k); }
+    size_t BatchedWorkspaceBytes(int64_t rows) const override { return inner_->BatchedWorkspaceBytes(rows); }
     size_t ResidentBytes() const override { return inner_->ResidentBytes(); }
     std::vector<std::span<const std::byte>> ResidentRanges() const override { return {std::as_bytes(std::span(touched_))}; }
     const QuantScheme& ExecutedScheme() const override { return inner_->ExecutedScheme(); }
