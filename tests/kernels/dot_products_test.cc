@@ -2,11 +2,13 @@
 // odd sizes, row counts around every tile border, extreme codes, planted errors, damaged rows.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
+#include "tests/support/batched_rows.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
 #include "tests/support/skip.h"
@@ -81,7 +83,21 @@ ActivationScheme Int8(ActivationMode mode, int32_t rows) {
 
 QuantScheme SchemeOf(const WeightScheme& weights, const ActivationScheme& input) { return UniformScheme({weights, input}); }
 
-void Compare(const MoeDesc& desc, DType dtype, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+// The batched-experts format, combined by hand, gives what `run` of the standard format is. (Where a weight belongs to the input, its
+// own test multiplies the rows.)
+void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
+  if (desc.weight_on_input) return;
+  const testing::BatchedRows rows(desc, batch);
+  const auto got = testing::RunBatchedLayer(moe, rows, DType::kF32, Pool());
+  REQUIRE(got.ok());
+  CHECK(got->intact);
+  const testing::Judgement judgement = Judge(testing::CombineByHand(batch, rows, *got), run, desc.hidden, 1e-6);
+  INFO("batched experts: " << judgement.reason);
+  CHECK(judgement.passed);
+}
+
+void Compare(MoeDesc desc, DType dtype, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+  desc.max_tokens_per_expert = *std::max_element(rows.begin(), rows.end());
   RandomExperts experts(desc, seed);
   auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
   REQUIRE(reference.ok());
@@ -104,6 +120,7 @@ void Compare(const MoeDesc& desc, DType dtype, const std::vector<int64_t>& rows,
       INFO(name << ": " << Describe(desc.scheme) << " H=" << desc.hidden << " I=" << desc.intermediate << " M=" << count << ": "
                 << judgement.reason);
       CHECK(judgement.passed);
+      CompareBatched(*moe, desc, batch, *got);
     }
   }
 }

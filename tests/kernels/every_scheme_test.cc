@@ -1,9 +1,13 @@
-// Every CPU backend against the reference on every weight scheme and every rule of activation quantization.
+// Every CPU backend against the reference on every weight scheme and every rule of activation quantization, in both activation
+// formats.
 #include <catch2/catch.hpp>
+
+#include <algorithm>
 
 #include "kernels/activation_quant.h"
 #include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
+#include "tests/support/batched_rows.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
 #include "tests/support/skip.h"
@@ -112,7 +116,19 @@ double SameRuleBound(ElementType element) {
   return element == ElementType::kFp8E4m3 ? 0.06 : 0.10;
 }
 
-void Compare(const MoeDesc& desc, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+// The batched-experts format, combined by hand, gives what `run` of the standard format is.
+void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
+  const testing::BatchedRows rows(desc, batch);
+  const auto got = testing::RunBatchedLayer(moe, rows, DType::kF32, Pool());
+  REQUIRE(got.ok());
+  CHECK(got->intact);
+  const testing::Judgement judgement = Judge(testing::CombineByHand(batch, rows, *got), run, desc.hidden, 1e-6);
+  INFO("batched experts: " << judgement.reason);
+  CHECK(judgement.passed);
+}
+
+void Compare(MoeDesc desc, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
+  desc.max_tokens_per_expert = std::max<int64_t>(1, *std::max_element(rows.begin(), rows.end()));
   RandomExperts experts(desc, seed);
   REQUIRE(cpu::ReferenceBackend().Check(desc, DeviceInfo()).ok());
   auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
@@ -130,6 +146,8 @@ void Compare(const MoeDesc& desc, const std::vector<int64_t>& rows, double bound
       INFO(backend->Name() << ": " << Describe(desc.scheme) << " H=" << desc.hidden << " I=" << desc.intermediate << " M=" << count
                            << ": " << judgement.reason);
       CHECK(judgement.passed);
+      CompareBatched(**moe, desc, batch, *got);
+      if (backend->Name() == "cpu_generic") CompareBatched(**reference, desc, batch, *want);
     }
   }
 }
