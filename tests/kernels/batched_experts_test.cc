@@ -135,7 +135,7 @@ TEST_CASE("Counts of 0, 1, 33 and max_m give each row the bits of a standard cal
           const auto want = RunLayer(*moe, AsStandard(desc, rows).view(), DType::kF32, Pool());
           REQUIRE((got.ok() && want.ok()));
           CHECK(got->intact);
-          CHECK(got->y == *want);
+          CHECK((got->y == *want));
         }
       }
     }
@@ -220,7 +220,7 @@ TEST_CASE("Results are rounded once to the output's type, odd numbers of columns
         const auto want = RunLayer(*moe, AsStandard(desc, rows).view(), dtype, Pool());
         REQUIRE((got.ok() && want.ok()));
         CHECK(got->intact);
-        CHECK(got->y == *want);
+        CHECK((got->y == *want));
       }
     }
   }
@@ -269,7 +269,7 @@ TEST_CASE("A scale that spans rows spans the counted rows of all experts, a per-
       BatchedRows quiet = rows;
       quiet.counts[2] = 1;
       CHECK((first(rows) == first(louder)) == !per_request);
-      CHECK(first(fewer) == first(quiet));
+      CHECK((first(fewer) == first(quiet)));
     }
   }
 }
@@ -313,7 +313,7 @@ TEST_CASE("A batched call that breaks the contract is refused with the numbers a
     refused(*moe, other, whole, "hidden states are [24, 31], want [24, 32]");
     refused(*moe, rows.view(), {out.data(), DType::kF32, 23, 32}, "output is [23, 32], want [24, 32]");
     refused(*moe, rows.view(), {out.data(), DType::kF32, 24, 33}, "output is [24, 33], want [24, 32]");
-    CHECK(out == std::vector<float>(24 * 32, 3.0f));
+    CHECK((out == std::vector<float>(24 * 32, 3.0f)));
     CHECK(moe->RunBatched(rows.view(), whole, context).ok());
   }
 }
