@@ -29,7 +29,7 @@
 #include "engine/engine.h"
 #include "engine/safetensors.h"
 #include "kernels/backends.h"
-#include "kernels/cpu/aligned_buffer.h"
+#include "kernels/aligned_buffer.h"
 #include "kernels/worker_pool.h"
 #include "server/allocator.h"
 
@@ -186,7 +186,7 @@ Loaded Load(const std::string& directory, int threads) {
 // tenth of the usual rate: no matter of a load's.
 void WarmMemory(uint64_t bytes, int threads) {
   WorkerPool pool(threads);
-  cpu::AlignedBuffer memory;
+  AlignedBuffer memory;
   if (!memory.Allocate(bytes)) return;
   const size_t share = bytes / static_cast<size_t>(threads);
   pool.ParallelFor(threads, [&](int64_t part, int) { std::memset(memory.data() + part * static_cast<int64_t>(share), 1, share); });
@@ -210,11 +210,11 @@ double CopyRate(int threads, uint64_t bytes, bool fresh) {
   constexpr size_t kPiece = size_t{1} << 20;
   const std::vector<char> from(256 * kPiece, 1);
   const int64_t pieces = static_cast<int64_t>(bytes / kPiece);
-  cpu::AlignedBuffer to;
+  AlignedBuffer to;
   double best = 0;
   for (int round = 0; round < 6; ++round) {
     if (fresh || round == 0) {
-      to = cpu::AlignedBuffer();
+      to = AlignedBuffer();
       if (!to.Allocate(bytes)) return 0;
     }
     const auto start = std::chrono::steady_clock::now();

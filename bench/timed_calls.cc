@@ -21,11 +21,12 @@ RepeatedExperts::RepeatedExperts(const MoeDesc& desc) : few_(WithFewExperts(desc
 absl::Status RepeatedExperts::Read(int expert, ExpertWeights* out) const { return few_.Read(expert % kFew, out); }
 
 TimedCalls::TimedCalls(const PreparedMoe& layer, const MoeDesc& desc, int64_t tokens, WorkerPool& pool)
-    : layer_(layer), tokens_(tokens), hidden_(desc.hidden), storage_(layer.WorkspaceBytes(tokens, desc.top_k) + 64),
+    : layer_(layer), tokens_(tokens), hidden_(desc.hidden),
       out_(static_cast<size_t>(tokens * desc.hidden)) {
   for (uint64_t seed = 0; seed < kRoutings; ++seed) batches_.emplace_back(desc, tokens, desc.top_k, DType::kBf16, seed);
   context_.pool = &pool;
-  context_.workspace = std::span<std::byte>(storage_).subspan((64 - reinterpret_cast<uintptr_t>(storage_.data()) % 64) % 64);
+  const size_t bytes = layer.WorkspaceBytes(tokens, desc.top_k);
+  if (workspace_.Allocate(bytes)) context_.workspace = std::as_writable_bytes(std::span<uint8_t>(workspace_.data(), bytes));
 }
 
 absl::StatusOr<double> TimedCalls::Next() {

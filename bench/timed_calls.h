@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/aligned_buffer.h"
 #include "kernels/moe_kernel.h"
 #include "tests/support/random_layer.h"
 
@@ -42,7 +43,7 @@ class TimedCalls {
   const PreparedMoe& layer_;
   const int64_t tokens_, hidden_;
   std::vector<testing::RandomBatch> batches_;
-  std::vector<std::byte> storage_;
+  AlignedBuffer workspace_;
   std::vector<uint16_t> out_;
   ExecContext context_;
   size_t turn_ = 0;

@@ -11,17 +11,6 @@
 namespace moed {
 namespace {
 
-constexpr size_t kAlignment = 64;
-
-std::span<std::byte> AlignedWorkspace(std::vector<std::byte>& storage, size_t bytes) {
-  if (storage.size() < bytes + kAlignment) {
-    storage.clear();  // nothing to keep: resize without copying
-    storage.resize(bytes + kAlignment);
-  }
-  const size_t offset = (kAlignment - reinterpret_cast<uintptr_t>(storage.data()) % kAlignment) % kAlignment;
-  return std::span<std::byte>(storage).subspan(offset, bytes);
-}
-
 // Ids and weights of some rows, row-major.
 struct Routing {
   int top_k = 0;
@@ -120,7 +109,14 @@ absl::StatusOr<int64_t> StepOf(const LoadedLayer& layer, bool with_shared, int64
 absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool, Scratch& scratch) {
   ExecContext context;
   context.pool = &pool;
-  context.workspace = AlignedWorkspace(scratch.workspace, moe.WorkspaceBytes(batch.x.rows, batch.top_k));
+  const size_t bytes = moe.WorkspaceBytes(batch.x.rows, batch.top_k);
+  if (scratch.workspace.size() < bytes) {
+    scratch.workspace = AlignedBuffer();  // nothing to keep: the old one goes first
+    if (!scratch.workspace.Allocate(bytes)) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of workspace"));
+    }
+  }
+  context.workspace = std::as_writable_bytes(std::span<uint8_t>(scratch.workspace.data(), bytes));
   return moe.Run(batch, out, context);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/model.h"
+#include "kernels/aligned_buffer.h"
 
 namespace moed {
 
@@ -17,7 +18,7 @@ struct Scratch {
   std::vector<float> routed;  // float32 sums of a chunk when a shared expert is added
   std::vector<float> shared;
   std::vector<float> factors;  // of the shared expert's rows
-  std::vector<std::byte> workspace;
+  AlignedBuffer workspace;  // in huge pages where it is large: rows of results lie far apart
 };
 
 // One call of one prepared layer, with workspace from `scratch`.

@@ -28,9 +28,9 @@ struct Bf16Sums {
   static MOED_INLINE Acc AddAcc(Acc a, Acc b) { return _mm512_add_ps(a, b); }
   static MOED_INLINE Acc LoadAcc(const uint8_t* at) { return _mm512_loadu_ps(at); }
   static MOED_INLINE void StoreAcc(uint8_t* at, Acc acc) { _mm512_storeu_ps(at, acc); }
-  static MOED_INLINE void StoreZero(uint8_t* at, __m512 zero, float base) { _mm512_storeu_ps(at, _mm512_sub_ps(S::Set(base), zero)); }
-  static MOED_INLINE Acc ZeroTimesSum(const uint8_t* zeros, const uint8_t* sum, bool /*small*/) {
-    return _mm512_mul_ps(_mm512_loadu_ps(zeros), S::Broadcast(reinterpret_cast<const float*>(sum)));
+  static MOED_INLINE Acc ZeroFactor(__m512 zero, float base) { return _mm512_sub_ps(S::Set(base), zero); }
+  static MOED_INLINE Acc ZeroTimesSum(Acc zero, const uint8_t* sum, bool /*small*/) {
+    return _mm512_mul_ps(zero, S::Broadcast(reinterpret_cast<const float*>(sum)));
   }
   // Decoded codes are less the constant already.
   static MOED_INLINE Acc ConstantTimesSum(const uint8_t* /*sum*/) { return _mm512_setzero_ps(); }

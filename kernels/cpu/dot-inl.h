@@ -86,7 +86,23 @@ MOED_INLINE const uint8_t* PackedCodes(const PanelFormat& format, const Chunk& c
   return panel + format.group_offset(group) + format.scale_bytes + format.zero_bytes + inside / kBlockDepth * format.block_bytes;
 }
 
-// scales[segment][32] as float32, times the decoder's factor; 1 where the weights have none. Zero points likewise.
+// Scales of a group for output features [lane, lane + kLanes) of a panel as float32, times the decoder's factor; 1 where the weights
+// have none.
+template <class T, class D>
+MOED_INLINE typename T::S::F ScaleOf(const PanelFormat& format, const uint8_t* panel, const uint8_t* group, int lane) {
+  using S = typename T::S;
+  if (format.scale_bytes == 0) return S::Set(D::kFactor);
+  const typename S::F scale = LoadScale<S>(format, panel, group, lane);
+  return D::kFactor == 1.0f ? scale : S::Mul(scale, S::Set(D::kFactor));
+}
+
+// Zero points as what a row's sum is multiplied with.
+template <class T, class D>
+MOED_INLINE typename T::Acc ZeroOf(const PanelFormat& format, const uint8_t* group, int lane) {
+  return T::ZeroFactor(T::S::LoadU8(group + format.scale_bytes + lane), D::kBase);
+}
+
+// scales[segment][32], zeros likewise.
 template <class T, class D>
 MOED_INLINE void LoadScales(const PanelFormat& format, const uint8_t* weights, uint8_t* scratch, Chunk* chunk) {
   using S = typename T::S;
@@ -95,12 +111,9 @@ MOED_INLINE void LoadScales(const PanelFormat& format, const uint8_t* weights, u
     for (int c = 0; c < kPairWidth; c += S::kLanes) {
       const uint8_t* panel = weights + c / kPanelWidth * format.panel_bytes;
       const uint8_t* group = panel + format.group_offset(chunk->group + s);
-      typename S::F scale = S::Set(D::kFactor);
-      if (format.scale_bytes > 0) scale = S::Mul(LoadScale<S>(format, panel, group, c % kPanelWidth), scale);
-      S::Store(scales + s * kPairWidth + c, scale);
+      S::Store(scales + s * kPairWidth + c, ScaleOf<T, D>(format, panel, group, c % kPanelWidth));
       if (format.zero_bytes > 0) {
-        const typename S::F zero = S::LoadU8(group + format.scale_bytes + c % kPanelWidth);
-        T::StoreZero(scratch + kZerosAt + (s * kPairWidth + c) * 4, zero, D::kBase);
+        T::StoreAcc(scratch + kZerosAt + (s * kPairWidth + c) * 4, ZeroOf<T, D>(format, group, c % kPanelWidth));
       }
     }
   }
@@ -144,6 +157,9 @@ MOED_INLINE void LoadCodes(const PanelFormat& format, const uint8_t* weights, in
 
 // ---- The register tile. ----
 
+// Sums of so many int8 codes fit into 16 bits.
+constexpr int64_t kSmallGroup = 128;
+
 // Calls body(r, c) for every row and vector of a tile.
 template <int kRows, int kColumns, class Body>
 MOED_INLINE void ForTile(const Body& body) {
@@ -160,12 +176,12 @@ MOED_INLINE void Begin(const DotArgs& args, const Chunk& chunk, int64_t s, int64
   constexpr int kLanes = T::S::kLanes;
   const int64_t sum = args.row->sums_offset + 4 * (chunk.group + s);
   const uint8_t* carried = chunk.carry + first * kPairWidth * 4;
-  const uint8_t* zeros = chunk.zeros + s * kPairWidth * 4;
   if (!chunk.begins) {
     ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(carried + (r * kPairWidth + c * kLanes) * 4); });
   } else if (chunk.zeros != nullptr) {
-    const bool small = args.format->group <= 128;
-    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ZeroTimesSum(zeros + c * kLanes * 4, args.rows[first + r] + sum, small); });
+    const uint8_t* zeros = chunk.zeros + s * kPairWidth * 4;
+    const bool small = args.format->group <= kSmallGroup;
+    ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ZeroTimesSum(T::LoadAcc(zeros + c * kLanes * 4), args.rows[first + r] + sum, small); });
   } else {
     ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(args.rows[first + r] + sum); });
   }
@@ -274,59 +290,91 @@ void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* ti
 }
 
 // One or two rows straight from the packed codes, with no way through memory: kPairs pairs side by side, for enough independent
-// sums where they cannot be split. `weights` and `tile` are the first pair's.
+// sums where they cannot be split.
 template <class T, class D, int kRows, int kPairs>
-MOED_INLINE void DirectChunk(const DotArgs& args, const Chunk* chunks, const uint8_t* weights, float* tile) {
-  using I = typename T::S::I;
-  constexpr int kLanes = T::S::kLanes;
-  constexpr int kColumns = kPairWidth / kLanes;
-  constexpr int kBlockRows = kBlockDepth / T::kPerWord;
-  constexpr int kSplit = T::kExact ? 2 : 1;
-  const PanelFormat& format = *args.format;
-  const Chunk& chunk = chunks[0];
-  for (int64_t s = 0; s < chunk.segments; ++s) {
-    typename T::Acc acc[kSplit][kPairs][kRows][kColumns];
-    const uint8_t* x[kRows];
-    const uint8_t* block[2 * kPairs];
-#pragma GCC unroll 2
-    for (int r = 0; r < kRows; ++r) x[r] = args.rows[r] + (chunk.k + s * chunk.features) / T::kPerWord * 4;
-#pragma GCC unroll 4
-    for (int p = 0; p < 2 * kPairs; ++p) block[p] = PackedCodes(format, chunk, weights + p * format.panel_bytes, s);
-#pragma GCC unroll 2
-    for (int p = 0; p < kPairs; ++p) {
-      Begin<T>(args, chunks[p], s, 0, acc[0][p]);
-      if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[1][p][r][c] = T::ZeroAcc(); });
+struct DirectRows {
+  using S = typename T::S;
+  static constexpr int kLanes = S::kLanes;
+  static constexpr int kColumns = kPairs * kPairWidth / kLanes;
+  static constexpr int kBlockRows = kBlockDepth / T::kPerWord;
+  static constexpr int kSplit = T::kExact && kRows * kColumns <= 4 ? 2 : 1;
+  using Sums = typename T::Acc[kRows][kColumns];
+
+  const DotArgs& args;
+  const uint8_t* weights;  // first pair
+  float* tile;             // [kPairs][kRows][32]
+
+  static MOED_INLINE int Lane(int c) { return c * kLanes % kPanelWidth; }
+  MOED_INLINE const uint8_t* Panel(int c) const { return weights + c * kLanes / kPanelWidth * args.format->panel_bytes; }
+  MOED_INLINE const uint8_t* Group(int c, int64_t group) const { return Panel(c) + args.format->group_offset(group); }
+  MOED_INLINE uint8_t* Carry(int r, int c) const { return args.scratch + kCarryAt + (r * kColumns + c) * kLanes * 4; }
+  MOED_INLINE float* Out(int r, int c) const {
+    return tile + (c * kLanes / kPairWidth * kRows + r) * kPairWidth + c * kLanes % kPairWidth;
+  }
+
+  MOED_INLINE void Begin(const Chunk& chunk, int64_t group, Sums& acc) const {
+    const PanelFormat& format = *args.format;
+    const int64_t sum = args.row->sums_offset + 4 * group;
+    if (!chunk.begins) {
+      ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(Carry(r, c)); });
+    } else if (format.zero_bytes > 0) {
+      ForTile<kRows, kColumns>([&](int r, int c) {
+        acc[r][c] = T::ZeroTimesSum(ZeroOf<T, D>(format, Group(c, group), Lane(c)), args.rows[r] + sum, format.group <= kSmallGroup);
+      });
+    } else {
+      ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(args.rows[r] + sum); });
     }
-    for (int64_t k = 0; k < chunk.of(s); k += kBlockDepth) {
-      I factors[kRows][kBlockRows];
-#pragma GCC unroll 2
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kBlockRows; ++i) factors[r][i] = T::S::BroadcastWord(x[r] + k / T::kPerWord * 4 + 4 * i);
-      }
+  }
+
+  // Blocks of segment `s`, into sums that take turns.
+  MOED_INLINE void Blocks(const Chunk& chunk, int64_t s, Sums (&acc)[kSplit]) const {
+    const int64_t x = (chunk.k + s * chunk.features) / T::kPerWord * 4;
+    const int64_t codes = PackedCodes(*args.format, chunk, weights, s) - weights;
+    for (int64_t block = 0; block < chunk.of(s) / kBlockDepth; ++block) {
+      typename S::I factors[kRows][kBlockRows];
+      ForTile<kRows, kBlockRows>([&](int r, int i) { factors[r][i] = S::BroadcastWord(args.rows[r] + x + 4 * (block * kBlockRows + i)); });
 #pragma GCC unroll 8
-      for (int c = 0; c < kPairs * kColumns; ++c) {
-        I words[kBlockRows];
-        D::Words(block[c * kLanes / kPanelWidth], c * kLanes % kPanelWidth, words);
+      for (int c = 0; c < kColumns; ++c) {
+        typename S::I words[kBlockRows];
+        D::Words(Panel(c) + codes + block * args.format->block_bytes, Lane(c), words);
 #pragma GCC unroll 4
         for (int i = 0; i < kBlockRows; ++i) {
 #pragma GCC unroll 2
-          for (int r = 0; r < kRows; ++r) {
-            typename T::Acc& sum = acc[i % kSplit][c / kColumns][r][c % kColumns];
-            sum = T::Dot(sum, words[i], factors[r][i]);
-          }
+          for (int r = 0; r < kRows; ++r) acc[i % kSplit][r][c] = T::Dot(acc[i % kSplit][r][c], words[i], factors[r][i]);
         }
       }
-#pragma GCC unroll 4
-      for (int p = 0; p < 2 * kPairs; ++p) block[p] += format.block_bytes;
-    }
-#pragma GCC unroll 2
-    for (int p = 0; p < kPairs; ++p) {
-      if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[0][p][r][c] = T::AddAcc(acc[0][p][r][c], acc[1][p][r][c]); });
-      End<T>(chunks[p], s, 0, tile + p * kRows * kPairWidth, acc[0][p]);
     }
   }
-}
+
+  MOED_INLINE void End(const Chunk& chunk, int64_t group, const Sums& acc) const {
+    if (!chunk.ends) return ForTile<kRows, kColumns>([&](int r, int c) { T::StoreAcc(Carry(r, c), acc[r][c]); });
+#pragma GCC unroll 8
+    for (int c = 0; c < kColumns; ++c) {
+      const typename S::F scale = ScaleOf<T, D>(*args.format, Panel(c), Group(c, group), Lane(c));
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+        const typename S::F before = group == 0 ? S::Zero() : S::Load(Out(r, c));
+        S::Store(Out(r, c), S::Fma(T::ToFloat(acc[r][c]), scale, before));
+      }
+    }
+  }
+
+  MOED_INLINE void Run() const {
+    const int64_t padded = RoundUpTo(Smaller(args.format->group, T::kChunkFeatures), kBlockDepth);
+    for (int64_t k = 0; k < args.format->depth;) {
+      const Chunk chunk = NextChunk(*args.format, k, padded, T::kChunkFeatures);
+      for (int64_t s = 0; s < chunk.segments; ++s) {
+        Sums acc[kSplit];
+        Begin(chunk, chunk.group + s, acc[0]);
+        if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[1][r][c] = T::ZeroAcc(); });
+        Blocks(chunk, s, acc);
+        if constexpr (kSplit == 2) ForTile<kRows, kColumns>([&](int r, int c) { acc[0][r][c] = T::AddAcc(acc[0][r][c], acc[1][r][c]); });
+        End(chunk, chunk.group + s, acc[0]);
+      }
+      k += (chunk.segments - 1) * chunk.features + chunk.last_features;
+    }
+  }
+};
 
 // ---- All rows: Tiles::RunAll(args, chunk, tile) of a type Tiles. ----
 
@@ -429,20 +477,8 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
 // kRows rows times the pairs [pair, pair + kPairs).
 template <class T, class D, int kRows, int kPairs>
 void DirectPairs(const DotArgs& args, int64_t pair) {
-  const PanelFormat& format = *args.format;
-  const uint8_t* weights = args.weights + pair * 2 * format.panel_bytes;
   float* tile = args.tile + pair * kRows * kPairWidth;
-  const int64_t padded = RoundUpTo(Smaller(format.group, T::kChunkFeatures), kBlockDepth);
-  for (int64_t k = 0; k < format.depth;) {
-    Chunk chunks[kPairs];
-    for (int p = 0; p < kPairs; ++p) {
-      chunks[p] = NextChunk(format, k, padded, T::kChunkFeatures);
-      chunks[p].carry = args.scratch + kCarryAt + p * kRows * kPairWidth * 4;
-      LoadScales<T, D>(format, weights + p * 2 * format.panel_bytes, args.scratch + p * kCodesAt, &chunks[p]);
-    }
-    DirectChunk<T, D, kRows, kPairs>(args, chunks, weights, tile);
-    k += (chunks[0].segments - 1) * chunks[0].features + chunks[0].last_features;
-  }
+  DirectRows<T, D, kRows, kPairs>{args, args.weights + pair * 2 * args.format->panel_bytes, tile}.Run();
   if constexpr (T::kExact) {
     for (int p = 0; p < kPairs; ++p) ScaleRows<T>(args, tile + p * kRows * kPairWidth);
   }

@@ -25,10 +25,10 @@ struct IntegerSums {
   static MOED_INLINE Acc AddAcc(Acc a, Acc b) { return S::AddWords(a, b); }
   static MOED_INLINE Acc LoadAcc(const uint8_t* at) { return S::LoadWords(at); }
   static MOED_INLINE void StoreAcc(uint8_t* at, Acc acc) { S::StoreWords(at, acc); }
-  static MOED_INLINE void StoreZero(uint8_t* at, typename S::F zero, float /*base*/) { S::StoreWords(at, S::ToWords(zero)); }
-  // Sums of up to 128 codes fit into 16 bits, where the product costs one instruction.
-  static MOED_INLINE Acc ZeroTimesSum(const uint8_t* zeros, const uint8_t* sum, bool small) {
-    const Acc zero = S::LoadWords(zeros), factor = S::BroadcastWord(sum);
+  static MOED_INLINE Acc ZeroFactor(typename S::F zero, float /*base*/) { return S::ToWords(zero); }
+  // `small`: both factors fit into 16 bits, where the product costs one instruction.
+  static MOED_INLINE Acc ZeroTimesSum(Acc zero, const uint8_t* sum, bool small) {
+    const Acc factor = S::BroadcastWord(sum);
     return small ? S::MaddHalves(zero, factor) : S::MulWords(zero, factor);
   }
   static MOED_INLINE Acc ConstantTimesSum(const uint8_t* sum) { return S::BroadcastWord(sum); }

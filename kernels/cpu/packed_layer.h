@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/cpu/aligned_buffer.h"
+#include "kernels/aligned_buffer.h"
 #include "kernels/cpu/layer_store.h"
 #include "kernels/moe_kernel.h"
 

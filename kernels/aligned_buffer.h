@@ -1,7 +1,7 @@
 // A block of memory aligned to a cache line, or to a huge page when it is large (then the kernel is asked for huge pages).
 // Contents are undefined until written.
-#ifndef MOED_KERNELS_CPU_ALIGNED_BUFFER_H_
-#define MOED_KERNELS_CPU_ALIGNED_BUFFER_H_
+#ifndef MOED_KERNELS_ALIGNED_BUFFER_H_
+#define MOED_KERNELS_ALIGNED_BUFFER_H_
 
 #include <sys/mman.h>
 
@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <memory>
 
-namespace moed::cpu {
+namespace moed {
 
 class AlignedBuffer {
  public:
@@ -39,6 +39,6 @@ class AlignedBuffer {
   size_t size_ = 0;
 };
 
-}  // namespace moed::cpu
+}  // namespace moed
 
-#endif  // MOED_KERNELS_CPU_ALIGNED_BUFFER_H_
+#endif  // MOED_KERNELS_ALIGNED_BUFFER_H_
