@@ -16,6 +16,9 @@ namespace {
 
 // Columns combined at once: 2 KiB of sums on the stack.
 constexpr int64_t kCombineColumns = 512;
+// What of rows and of weights is used again and again should stay in the second-level cache, which two threads may share.
+constexpr int64_t kRowBytes = int64_t{256} << 10;
+constexpr int64_t kGroupBytes = int64_t{512} << 10;
 
 class CpuMoe : public PreparedMoe {
  public:
@@ -112,27 +115,45 @@ class Call {
     std::vector<uint8_t> pair;
   };
 
+  // Rows that go through the kernel at once: few enough that they and a group of pairs stay in the second-level cache.
+  static int64_t RowsAtOnce(const Stage& stage) {
+    if (stage.plan->dots == nullptr) return kRowBlock;
+    return std::clamp<int64_t>(kRowBytes / stage.stride / 32 * 32, 64, kRowBlock);
+  }
+
   // Multiplies pairs [part.first, part.last) with all rows of the part's expert; take(pair, first position, count, tile)
   // receives each result tile [count][32].
   template <typename Take>
   void Multiply(const TaskPart& part, const Stage& stage, const Take& take) {
     Scratch scratch;
-    const int64_t first = sorted_.begin[part.expert], end = sorted_.begin[part.expert + 1];
-    const int64_t most = std::min<int64_t>(kRowBlock, end - first);
-    // Several pairs go into one call where there are few rows; else every block of rows meets a pair while it is in the cache.
-    const int64_t at_once = store_.resident() && stage.second == nullptr ? kRowBlock / most : 1;
+    const int64_t begin = sorted_.begin[part.expert], end = sorted_.begin[part.expert + 1], step = RowsAtOnce(stage);
+    if (end - begin <= step) {
+      // Several pairs go into one call where there are few rows.
+      const int64_t at_once = store_.resident() && stage.second == nullptr ? kRowBlock / (end - begin) : 1;
+      MultiplyRows(part, stage, begin, end - begin, at_once, &scratch, take);
+      return;
+    }
+    // Each block of rows meets a group of pairs while that is in the cache.
+    const int64_t group = store_.resident() ? std::max<int64_t>(1, kGroupBytes / (2 * stage.format->panel_bytes)) : 1;
+    for (TaskPart some = part; some.first < part.last; some.first = some.last) {
+      some.last = std::min(some.first + group, part.last);
+      for (int64_t row = begin; row < end; row += step) MultiplyRows(some, stage, row, std::min(step, end - row), 1, &scratch, take);
+    }
+  }
+
+  // The same for rows [begin, begin + count) of sorted positions, `at_once` pairs in a call.
+  template <typename Take>
+  void MultiplyRows(const TaskPart& part, const Stage& stage, int64_t begin, int64_t count, int64_t at_once, Scratch* scratch,
+                    const Take& take) {
     for (int64_t pair = part.first, pairs; pair < part.last; pair += pairs) {
       pairs = std::min(at_once, part.last - pair);
-      const uint8_t* weights = (store_.*stage.weights)(part.expert, pair, &scratch.pair);
-      for (int64_t begin = first; begin < end; begin += kRowBlock) {
-        const int64_t count = std::min<int64_t>(kRowBlock, end - begin);
-        Product(stage, stage.first, begin, count, weights, pairs, scratch.tile, &scratch);
-        if (stage.second != nullptr) {
-          Product(stage, stage.second, begin, count, weights, 1, scratch.second, &scratch);
-          TakeSecondPanel(count, scratch.second, scratch.tile);
-        }
-        for (int64_t p = 0; p < pairs; ++p) take(pair + p, begin, count, scratch.tile + p * count * kPairWidth);
+      const uint8_t* weights = (store_.*stage.weights)(part.expert, pair, &scratch->pair);
+      Product(stage, stage.first, begin, count, weights, pairs, scratch->tile, scratch);
+      if (stage.second != nullptr) {
+        Product(stage, stage.second, begin, count, weights, 1, scratch->second, scratch);
+        TakeSecondPanel(count, scratch->second, scratch->tile);
       }
+      for (int64_t p = 0; p < pairs; ++p) take(pair + p, begin, count, scratch->tile + p * count * kPairWidth);
     }
   }
 
