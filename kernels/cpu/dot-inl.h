@@ -232,8 +232,9 @@ MOED_INLINE void WordStep(const uint8_t* const* w, const uint8_t* const* x, int6
 // Sums of segment `s` for rows [first, first + kRows), started by Begin.
 template <class T, int kRows, int kColumns>
 MOED_INLINE void SegmentSums(const DotArgs& args, const Chunk& chunk, int64_t s, int64_t first, typename T::Acc (&acc)[kRows][kColumns]) {
-  // Independent sums where a few rows alone would wait for each other.
-  constexpr int kSplit = !T::kExact ? 1 : kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
+  // Independent sums where a few rows alone would wait for each other, as far as there are registers (32 of 512 bits, 16 of 256).
+  constexpr int kSums = kRows * kColumns, kRoom = T::S::kLanes / 2;
+  constexpr int kSplit = !T::kExact || 2 * kSums > kRoom ? 1 : kSums == 2 ? 4 : 2;
   typename T::Acc more[kSplit][kRows][kColumns];
 #pragma GCC unroll 4
   for (int u = 1; u < kSplit; ++u) ForTile<kRows, kColumns>([&](int r, int c) { more[u][r][c] = T::ZeroAcc(); });
@@ -257,7 +258,7 @@ MOED_INLINE void SegmentSums(const DotArgs& args, const Chunk& chunk, int64_t s,
 
 // Rows [first, first + kRows) times all segments of a chunk.
 template <class T, int kRows>
-void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+MOED_TILE void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
   constexpr int kColumns = kPairWidth / T::S::kLanes;
   for (int64_t s = 0; s < chunk.segments; ++s) {
     typename T::Acc acc[kRows][kColumns];
@@ -269,7 +270,7 @@ void WordTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* til
 
 // The same for whole groups, with the scaled sums in registers from the first segment to the last.
 template <class T, int kRows>
-void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+MOED_TILE void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
   using S = typename T::S;
   constexpr int kColumns = kPairWidth / S::kLanes;
   typename S::F sum[kRows][kColumns];
@@ -297,7 +298,7 @@ struct DirectRows {
   static constexpr int kLanes = S::kLanes;
   static constexpr int kColumns = kPairs * kPairWidth / kLanes;
   static constexpr int kBlockRows = kBlockDepth / T::kPerWord;
-  static constexpr int kSplit = T::kExact && kRows * kColumns <= 4 ? 2 : 1;
+  static constexpr int kSplit = T::kExact && kRows * kColumns * 4 <= S::kLanes ? 2 : 1;
   using Sums = typename T::Acc[kRows][kColumns];
 
   const DotArgs& args;
@@ -476,7 +477,7 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
 
 // kRows rows times the pairs [pair, pair + kPairs).
 template <class T, class D, int kRows, int kPairs>
-void DirectPairs(const DotArgs& args, int64_t pair) {
+MOED_TILE void DirectPairs(const DotArgs& args, int64_t pair) {
   float* tile = args.tile + pair * kRows * kPairWidth;
   DirectRows<T, D, kRows, kPairs>{args, args.weights + pair * 2 * args.format->panel_bytes, tile}.Run();
   if constexpr (T::kExact) {

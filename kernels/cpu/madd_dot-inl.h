@@ -11,7 +11,7 @@
 namespace moed::cpu {
 namespace {
 
-// Simd also provides MaddBytes (u8 x s8 to 16 bits), AddHalves and MaddHalves (16 x 16 to 32 bits).
+// Simd also provides AddMaddBytes (u8 x s8 to 16 bits), AddMaddHalves and MaddHalves (16 x 16 to 32 bits).
 template <class Simd>
 struct MaddBytes : IntegerSums<Simd> {
   static constexpr int kPerWord = 4;
@@ -21,7 +21,7 @@ template <class Simd>
 struct MaddHalves : IntegerSums<Simd> {
   static constexpr int kPerWord = 2;
   static MOED_INLINE typename Simd::I Dot(typename Simd::I acc, typename Simd::I weights, typename Simd::I x) {
-    return Simd::AddWords(acc, Simd::MaddHalves(weights, x));
+    return Simd::AddMaddHalves(acc, weights, x);
   }
 };
 
@@ -37,14 +37,14 @@ MOED_INLINE void ByteSums(const uint8_t* const* w, const uint8_t* const* x, int6
     for (int c = 0; c < kColumns; ++c) {
       const typename S::I weights = S::LoadWords(w[c * S::kLanes / kPanelWidth] + i * kWordRow + c * S::kLanes % kPanelWidth * 4);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sum[r][c] = S::AddHalves(sum[r][c], S::MaddBytes(weights, factors[r]));
+      for (int r = 0; r < kRows; ++r) sum[r][c] = S::AddMaddBytes(sum[r][c], weights, factors[r]);
     }
   }
 }
 
 // Rows [first, first + kRows) times all segments of a chunk, widening once in kBlock words.
 template <class T, int kRows, int kBlock>
-void ByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+MOED_TILE void ByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
   using S = typename T::S;
   constexpr int kColumns = kPairWidth / S::kLanes;
   const typename S::I ones = S::SetWords(0x00010001);

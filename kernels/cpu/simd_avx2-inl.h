@@ -55,10 +55,20 @@ struct Avx2 {
   static MOED_INLINE I AndWords(I a, I b) { return _mm256_and_si256(a, b); }
   static MOED_INLINE I AddWords(I a, I b) { return _mm256_add_epi32(a, b); }
   static MOED_INLINE I MulWords(I a, I b) { return _mm256_mullo_epi32(a, b); }
-  // Pairs of u8 x s8 products added in 16 bits, saturating; pairs of 16 x 16 bit products added in 32 bits.
-  static MOED_INLINE I MaddBytes(I a, I b) { return _mm256_maddubs_epi16(a, b); }
+  // Pairs of 16 x 16 bit products added in 32 bits.
   static MOED_INLINE I MaddHalves(I a, I b) { return _mm256_madd_epi16(a, b); }
-  static MOED_INLINE I AddHalves(I a, I b) { return _mm256_add_epi16(a, b); }
+  // sum + products, of bytes in 16 bits and of halves in 32. Spelled out: with the intrinsics GCC 12 copies sums from register to
+  // register in each step of a loop.
+  static MOED_INLINE I AddMaddBytes(I sum, I weights, I x) {
+    I product;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(weights), "x"(x));
+    return sum;
+  }
+  static MOED_INLINE I AddMaddHalves(I sum, I weights, I x) {
+    I product;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(weights), "x"(x));
+    return sum;
+  }
   template <int kBits>
   static MOED_INLINE I ShiftRightHalves(I words) { return _mm256_srli_epi16(words, kBits); }
   // Byte i of each 16 of the result: table[index byte i], indices below 16.
