@@ -12,7 +12,7 @@ int64_t PointerBytes(int64_t slots) { return RoundUp(slots * static_cast<int64_t
 
 StagePlan PlanStage(const CpuKernels& kernels, const LinearScheme& linear, const PanelFormat& panel, DType x) {
   StagePlan plan;
-  plan.dots = DotsFor(kernels, linear, x);
+  plan.dots = DotsFor(kernels, linear, panel.depth, x);
   if (plan.dots != nullptr) plan.row = MakeRowFormat(*plan.dots, panel);
   return plan;
 }
@@ -25,7 +25,7 @@ CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernel
   const LinearScheme& gate = desc.scheme.gate;
   const LinearScheme& up = desc.scheme.up;
   gate_up = PlanStage(kernels, gate, shape.gate_up.format, x);
-  if (DotsFor(kernels, up, x) != gate_up.dots) gate_up = StagePlan();
+  if (DotsFor(kernels, up, shape.gate_up.format.depth, x) != gate_up.dots) gate_up = StagePlan();
   down = PlanStage(kernels, desc.scheme.down, shape.down.format, x);
   slots = size.tokens * size.top_k;
   combines = !size.batched;

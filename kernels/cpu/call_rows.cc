@@ -85,12 +85,19 @@ void CallRows::FinishInput(int64_t row) const {
   const int64_t depth = store_.shape().gate_up.format.depth;
   const int64_t record = row * plan_.gate_up.row.bytes;
   float* x = buffers_.input + row * plan_.input_stride;
-  if (plan_.two_inputs) {
+  if (!SameInput(expert)) {
     float* up_x = buffers_.up_input + row * plan_.input_stride;
     std::copy(x, x + desc_.hidden, up_x);
     Finish(up, plan_.gate_up, depth, up_x, desc_.hidden, up_x, plan_.input_stride, buffers_.up_records + record);
   }
   Finish(gate, plan_.gate_up, depth, x, desc_.hidden, x, plan_.input_stride, buffers_.input_records + record);
+}
+
+bool CallRows::SameInput(int expert) const {
+  if (!plan_.two_inputs) return true;
+  const InputScales scales = store_.input_scales(expert);
+  return desc_.scheme.gate.input == desc_.scheme.up.input && scales.gate == scales.up &&
+         store_.gate_order(expert) == store_.up_order(expert);
 }
 
 void CallRows::CopyToSorted(int64_t position) const {

@@ -36,6 +36,8 @@ class CallRows {
   void MeasureHidden();
   // The same row, quantized and in packed order, for gate and for up.
   void FinishInput(int64_t row) const;
+  // Whether gate and up of this expert see the same input, so that one multiplication does for both.
+  bool SameInput(int expert) const;
   // Whether the kernel wants the rows of `expert` one after the other, though they are not.
   bool WantsSorted(int expert) const {
     return plan_.sorted_copy && route_.sorted().begin[expert + 1] - route_.sorted().begin[expert] >= plan_.gate_up.dots->contiguous_from;

@@ -177,17 +177,8 @@ class Call {
     }
   }
 
-  // Whether gate and up of this expert see the same input, so that one multiplication does for both.
-  bool SameInput(int expert) const {
-    if (!plan_.two_inputs) return true;
-    const InputScales scales = store_.input_scales(expert);
-    const int32_t *gate = store_.gate_order(expert), *up = store_.up_order(expert);
-    return desc_.scheme.gate.input == desc_.scheme.up.input && scales.gate == scales.up &&
-           (gate == up || std::equal(gate, gate + shape_.gate_up.format.depth, up));
-  }
-
   Stage GateUpStage(int expert) const {
-    const bool same = SameInput(expert);
+    const bool same = rows_.SameInput(expert);
     Stage stage = {&plan_.gate_up, &shape_.gate_up.format, &LayerStore::GateUp, buffers_.input, same ? nullptr : buffers_.up_input,
                    plan_.input_stride * static_cast<int64_t>(sizeof(float)), false};
     if (plan_.gate_up.dots == nullptr) return stage;

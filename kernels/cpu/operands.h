@@ -16,6 +16,9 @@ struct CpuKernels {
   const DotTable* bf16 = nullptr;
 };
 
+// Input features up to which sums of int8 products cannot overflow 32 bits: 255 * 127 * 65,536 < 2^31.
+inline constexpr int64_t kMaxInt8Features = 65536;
+
 // Whether integer products execute `linear`: int4, int8 or FP4 weights of a packed layout, and int8 activations with one scale for a
 // row or for all rows.
 bool FitsInt8Dots(const LinearScheme& linear);
@@ -24,8 +27,8 @@ bool FitsInt8Dots(const LinearScheme& linear);
 // activations that are not quantized.
 bool FitsBf16Dots(const LinearScheme& linear);
 
-// The dot products that `kernels` uses for `linear` on x of type `x`; null: float32 arithmetic.
-const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, DType x);
+// The dot products that `kernels` uses for `linear` with `features` inputs on x of type `x`; null: float32 arithmetic.
+const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t features, DType x);
 
 // A row of x for `dots` and weights of `panel`.
 RowFormat MakeRowFormat(const DotTable& dots, const PanelFormat& panel);

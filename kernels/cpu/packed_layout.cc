@@ -204,6 +204,21 @@ PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features) {
   return layout;
 }
 
+std::vector<int32_t> ActOrder(const PackedLayout& layout, const LinearWeights& weights) {
+  const PanelFormat& format = layout.format;
+  const int64_t group = weights.scheme.group.cols;
+  std::vector<int32_t> order(static_cast<size_t>(format.depth), -1);
+  std::vector<int64_t> filled(static_cast<size_t>(GroupCount(weights.cols, weights.scheme.group.cols)), 0);
+  for (int64_t k = 0; k < weights.cols; ++k) {
+    const int64_t g = weights.group_index[static_cast<size_t>(k)];
+    if (g < 0 || g >= static_cast<int64_t>(filled.size())) return {};
+    const int64_t size = std::min(group, weights.cols - g * group);
+    if (filled[static_cast<size_t>(g)] == size) return {};
+    order[static_cast<size_t>(g * format.group + filled[static_cast<size_t>(g)]++)] = static_cast<int32_t>(k);
+  }
+  return order;
+}
+
 namespace {
 
 // Blocks from position `at` on, up to `limit`, that are nothing but a transpose of words: features in order, every row there,

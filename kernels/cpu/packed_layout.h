@@ -65,8 +65,13 @@ struct PackedLayout {
   std::vector<int32_t> source;
 };
 
-// The layout for K = `features` inputs. Every element but FP6, no act-order.
+// The layout for K = `features` inputs. Every element but FP6. With act-order the positions of features are an expert's own
+// (ActOrder), and `source` only says how groups are padded.
 PackedLayout MakeLayout(const WeightScheme& scheme, int64_t features);
+
+// The packed order of an act-order matrix: the input features of each group side by side, ascending, each group padded as in the
+// layout. Empty when some group has more or fewer features than the scheme's size gives it, which no quantizer writes.
+std::vector<int32_t> ActOrder(const PackedLayout& layout, const LinearWeights& weights);
 
 // Packs output features [16 * panel, 16 * panel + 16) of `weights` into `out` (format.panel_bytes, every byte written).
 // A panel beyond the last feature is all padding.
