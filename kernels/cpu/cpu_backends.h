@@ -8,7 +8,7 @@
 
 namespace moed::cpu {
 
-// In priority order: cpu_avx512, cpu_avx2, cpu_generic. Instances have no state and live for ever.
+// In priority order: tiles, then dot products, then float32 arithmetic by vector width, cpu_generic last. Instances have no state and live for ever.
 std::vector<const Backend*> CpuBackends();
 
 }  // namespace moed::cpu

@@ -31,6 +31,7 @@ class CpuMoe : public PreparedMoe {
   size_t WorkspaceBytes(int64_t tokens, int top_k) const override { return WorkspaceBytes({tokens, top_k}); }
   size_t BatchedWorkspaceBytes(int64_t rows) const override { return WorkspaceBytes({rows, 1, true}); }
   size_t ResidentBytes() const override { return store_->bytes(); }
+  std::vector<std::span<const std::byte>> ResidentRanges() const override { return {store_->memory()}; }
   const QuantScheme& ExecutedScheme() const override { return desc_.scheme; }
 
  private:

@@ -5,7 +5,9 @@
 #ifndef MOED_KERNELS_CPU_LAYER_STORE_H_
 #define MOED_KERNELS_CPU_LAYER_STORE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/packed_layout.h"
@@ -38,6 +40,8 @@ class LayerStore {
 
   const LayerShape& shape() const { return shape_; }
   virtual size_t bytes() const = 0;
+  // The memory of the panels, where it is one piece; empty otherwise.
+  virtual std::span<const std::byte> memory() const { return {}; }
 
   // Pairs that one call of GateUp or Down yields: all of an expert's when they are resident, else one.
   virtual bool resident() const = 0;

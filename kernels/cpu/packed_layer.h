@@ -30,6 +30,9 @@ class PackedLayer : public LayerStore {
   static size_t BytesOf(const MoeDesc& desc);
 
   size_t bytes() const override { return buffer_.size() + order_bytes_; }
+  std::span<const std::byte> memory() const override {
+    return std::as_bytes(std::span<const uint8_t>(buffer_.data(), buffer_.size()));
+  }
   bool resident() const override { return true; }
   const uint8_t* GateUp(int expert, int64_t pair, std::vector<uint8_t>*) const override {
     return base(expert) + pair * 2 * shape_.gate_up.format.panel_bytes;

@@ -93,7 +93,7 @@ void CheckForced(const CaseModel& model, const std::string& policy, const std::s
   CHECK(result.models[0].layers[1].scheme.find("bf16") != std::string::npos);
 }
 
-// GPTQ with scattered groups, which the vector backends do not take.
+// GPTQ with scattered groups.
 ModelSpec ActOrderSpec() {
   ModelSpec spec{.family = ModelFamily::kQwen3Moe};
   spec.experts = {.format = ExpertFormat::kGptq, .group = 64, .group_index = GroupIndex::kShuffled};
@@ -196,17 +196,16 @@ TEST_CASE("B02b, B02c: on every device each backend that cannot run a scheme say
 }
 
 TEST_CASE("B02b, B02c: all reasons of a backend are told at once: instructions and scheme") {
-  const CaseModel model(ActOrderSpec(), {});
+  const CaseScheme& scheme = CaseSchemeNamed("int4 act-order");
+  const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
   const LayerExplanation a100 = Explained(model.path(), *BuiltInDevice("a100"));  // its host has AVX2 only
-  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "isa_missing", "avx512f"));
-  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", "gate: act-order"));
-  CHECK(HasReason(VerdictOf(a100, "cpu_avx512"), "scheme_unsupported", "down: act-order"));
-  CHECK(HasReason(VerdictOf(a100, "cpu_avx2"), "scheme_unsupported", "gate: act-order"));
-  CHECK_FALSE(HasReason(VerdictOf(a100, "cpu_avx2"), "isa_missing", ""));
-  CHECK(a100.choice == "cpu_generic");
+  CHECK(HasReason(VerdictOf(a100, "cpu_vnni"), "isa_missing", "avx512f"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_vnni"), "scheme_unsupported", "its products want int4, int8 or FP4 weights with int8 activations"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_avxvnni"), "scheme_unsupported", "got int4"));
+  CHECK(a100.choice == "cpu_avx2");
   const LayerExplanation h200 = Explained(model.path(), *BuiltInDevice("h200"));
-  CHECK_FALSE(HasReason(VerdictOf(h200, "cpu_avx512"), "isa_missing", ""));
-  CHECK(HasReason(VerdictOf(h200, "cpu_avx512"), "scheme_unsupported", "gate: act-order"));
+  CHECK_FALSE(HasReason(VerdictOf(h200, "cpu_vnni"), "isa_missing", ""));
+  CHECK(HasReason(VerdictOf(h200, "cpu_vnni"), "scheme_unsupported", "16-bit activations"));
 }
 
 TEST_CASE("B02b, B02c: what the host of a device cannot run falls to the next backend, with its one reason") {
@@ -227,17 +226,15 @@ TEST_CASE("B02b, B02c: each processor gets the products of its newest instructio
   const Names bf16 = {"cpu_avx512", "cpu_avx512bf16", "cpu_amx", "cpu_amx", "cpu_avx2", "cpu_avx2"};
   const Names int8 = {"cpu_vnni", "cpu_vnni", "cpu_amx", "cpu_amx", "cpu_avx2", "cpu_avx2"};
   const Names f32 = {"cpu_avx512", "cpu_avx512", "cpu_avx512", "cpu_avx512", "cpu_avx2", "cpu_avx2"};
-  const Names portable(6, "cpu_generic");
   struct Row {
     Names schemes;
     Names file, by_choice;  // by device: with the file's activations, and where the operator chose int8
   };
-  for (const Row& row : std::vector<Row>{{{"int4", "int4 zero points", "int8", "mxfp4", "nvfp4"}, bf16, int8},
+  for (const Row& row : std::vector<Row>{{{"int4", "int4 zero points", "int4 act-order", "int8", "mxfp4", "nvfp4"}, bf16, int8},
                                          {{"int8 W8A8", "int4 W4A8"}, int8, int8},
                                          {{"nvfp4 W4A4", "mxfp4 W4A4"}, f32, int8},
                                          {{"bf16"}, bf16, bf16},
-                                         {{"f16", "f32", "fp8", "fp8 block"}, f32, f32},
-                                         {{"int4 act-order"}, portable, portable}}) {
+                                         {{"f16", "f32", "fp8", "fp8 block"}, f32, f32}}) {
     for (const std::string& name : row.schemes) {
       const CaseScheme& scheme = CaseSchemeNamed(name);
       const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
@@ -281,7 +278,7 @@ TEST_CASE("B02: a refusal comes before a weight is read") {
     builder.Find("model.layers.0.mlp.experts.0.gate_proj.scales")->bytes[1] = 0x7F;
   });
   CHECK(Mentions(TryLoad(model.path()).status, "scale 0"));
-  const LoadResult refused = TryPlan(model.path(), "require:cpu_avx2");
+  const LoadResult refused = TryPlan(model.path(), "require:cpu_vnni");  // whose products want int8 activations
   INFO(refused.status.ToString());
   CHECK(refused.status.code() == absl::StatusCode::kFailedPrecondition);
   CHECK_FALSE(Mentions(refused.status, "scale 0"));
