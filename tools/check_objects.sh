@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Target, and the symbols it may define.
 declare -A tables=(
-  [//kernels/cpu:kernels_amx]="moed::cpu::AmxInt8Dots() moed::cpu::AmxBf16Dots() moed::cpu::AmxBf16TileDots()"
+  [//kernels/cpu:kernels_amx]="moed::cpu::AmxInt8Dots() moed::cpu::AmxBf16Dots()"
   [//kernels/cpu:kernels_avx2]="moed::cpu::Avx2Kernels() moed::cpu::Avx2Dots()"
   [//kernels/cpu:kernels_avx512]="moed::cpu::Avx512Kernels() moed::cpu::Avx512Dots()"
   [//kernels/cpu:kernels_avx512bf16]="moed::cpu::Avx512Bf16Dots()"

@@ -10,10 +10,12 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1)
 
 int64_t PointerBytes(int64_t slots) { return RoundUp(slots * static_cast<int64_t>(sizeof(float*)), 64); }
 
-StagePlan PlanStage(const CpuKernels& kernels, const LinearScheme& linear, const PanelFormat& panel, DType x) {
+StagePlan PlanStage(const CpuKernels& kernels, const LinearScheme& linear, const PanelFormat& panel, DType x, bool deterministic) {
   StagePlan plan;
   plan.dots = DotsFor(kernels, linear, panel.depth, x);
-  if (plan.dots != nullptr) plan.row = MakeRowFormat(*plan.dots, panel);
+  if (plan.dots == nullptr) return plan;
+  plan.row = MakeRowFormat(*plan.dots, panel);
+  if (!deterministic) plan.float_below = KindOf(*plan.dots, panel.element).float_below;
   return plan;
 }
 
@@ -24,9 +26,9 @@ int64_t RecordBytes(const StagePlan& stage, int64_t records) { return stage.dots
 CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernels& kernels, DType x, const CallSize& size) {
   const LinearScheme& gate = desc.scheme.gate;
   const LinearScheme& up = desc.scheme.up;
-  gate_up = PlanStage(kernels, gate, shape.gate_up.format, x);
+  gate_up = PlanStage(kernels, gate, shape.gate_up.format, x, desc.deterministic);
   if (DotsFor(kernels, up, shape.gate_up.format.depth, x) != gate_up.dots) gate_up = StagePlan();
-  down = PlanStage(kernels, desc.scheme.down, shape.down.format, x);
+  down = PlanStage(kernels, desc.scheme.down, shape.down.format, x, desc.deterministic);
   slots = size.tokens * size.top_k;
   combines = !size.batched;
   const bool own_order = gate.weights.act_order && shape.packed;

@@ -21,6 +21,10 @@ inline bool UsesStoredScale(const ActivationScheme& scheme) {
 struct StagePlan {
   const DotTable* dots = nullptr;  // null: float32 rows
   RowFormat row;                   // with dots only
+  int64_t float_below = 0;         // experts with fewer rows go by float32 rows all the same
+
+  // The products for an expert of `rows` rows; null: float32 arithmetic.
+  const DotTable* For(int64_t rows) const { return rows < float_below ? nullptr : dots; }
 };
 
 // How many rows a call has, and in which format.

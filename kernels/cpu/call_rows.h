@@ -40,7 +40,8 @@ class CallRows {
   bool SameInput(int expert) const;
   // Whether the kernel wants the rows of `expert` one after the other, though they are not.
   bool WantsSorted(int expert) const {
-    return plan_.sorted_copy && route_.sorted().begin[expert + 1] - route_.sorted().begin[expert] >= plan_.gate_up.dots->contiguous_from;
+    const int64_t rows = route_.sorted().begin[expert + 1] - route_.sorted().begin[expert];
+    return plan_.sorted_copy && plan_.gate_up.For(rows) != nullptr && rows >= plan_.gate_up.dots->contiguous_from;
   }
   // The record of sorted position `position`, copied from its row's; nothing where that is not wanted.
   void CopyToSorted(int64_t position) const;

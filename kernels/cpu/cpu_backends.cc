@@ -70,17 +70,10 @@ class CpuBackend : public Backend {
     // What only the bytes of the weights tell: the layer runs all the same, decoded as it goes.
     if (absl::IsUnimplemented(store.status())) store = CanonicalLayer::Make(desc, reader, pool);
     if (!store.ok()) return store.status();
-    return MakeCpuMoe(desc, KernelsFor(desc), *std::move(store));
+    return MakeCpuMoe(desc, variant_.kernels, *std::move(store));
   }
 
  private:
-  // With `deterministic`, one variant for any number of rows; only AMX has two that differ in the last bits.
-  CpuKernels KernelsFor(const MoeDesc& desc) const {
-    CpuKernels kernels = variant_.kernels;
-    if (desc.deterministic && kernels.bf16 == &AmxBf16Dots()) kernels.bf16 = &AmxBf16TileDots();
-    return kernels;
-  }
-
   static bool Packs(const MoeDesc& desc) { return HasPackedLayout(desc.scheme, nullptr); }
 
   static void CheckActivations(const QuantScheme& scheme, std::vector<Reason>* reasons) {

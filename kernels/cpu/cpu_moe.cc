@@ -98,7 +98,8 @@ class Call {
   // What a stage multiplies: where its weights and its rows are. `second` (may be null) gives the rows of the second panel of each
   // pair where they differ from the first panel's. Rows are records with dots, else float32.
   struct Stage {
-    const StagePlan* plan;
+    const DotTable* dots;
+    const RowFormat* row;
     const PanelFormat* format;
     const uint8_t* (LayerStore::*weights)(int expert, int64_t pair, std::vector<uint8_t>* scratch) const;
     const void* first;
@@ -118,7 +119,7 @@ class Call {
 
   // Rows that go through the kernel at once: few enough that they and a group of pairs stay in the second-level cache.
   static int64_t RowsAtOnce(const Stage& stage) {
-    if (stage.plan->dots == nullptr) return kRowBlock;
+    if (stage.dots == nullptr) return kRowBlock;
     return std::clamp<int64_t>(kRowBytes / stage.stride / 32 * 32, 64, kRowBlock);
   }
 
@@ -165,8 +166,8 @@ class Call {
       const int64_t row = stage.by_position ? begin + r : rows_.InputRow(begin + r);
       scratch->rows[r] = static_cast<const uint8_t*>(base) + row * stage.stride;
     }
-    if (stage.plan->dots != nullptr) {
-      stage.plan->dots->multiply({stage.format, weights, pairs, &stage.plan->row, scratch->rows, count, tile, scratch->kernel});
+    if (stage.dots != nullptr) {
+      stage.dots->multiply({stage.format, weights, pairs, stage.row, scratch->rows, count, tile, scratch->kernel});
     } else {
       kernels_.multiply({stage.format, weights, pairs, scratch->rows, count, tile, reinterpret_cast<float*>(scratch->kernel)});
     }
@@ -178,11 +179,13 @@ class Call {
     }
   }
 
+  int64_t RowsOf(int expert) const { return sorted_.begin[expert + 1] - sorted_.begin[expert]; }
+
   Stage GateUpStage(int expert) const {
     const bool same = rows_.SameInput(expert);
-    Stage stage = {&plan_.gate_up, &shape_.gate_up.format, &LayerStore::GateUp, buffers_.input, same ? nullptr : buffers_.up_input,
-                   plan_.input_stride * static_cast<int64_t>(sizeof(float)), false};
-    if (plan_.gate_up.dots == nullptr) return stage;
+    Stage stage = {plan_.gate_up.For(RowsOf(expert)), &plan_.gate_up.row, &shape_.gate_up.format, &LayerStore::GateUp, buffers_.input,
+                   same ? nullptr : buffers_.up_input, plan_.input_stride * static_cast<int64_t>(sizeof(float)), false};
+    if (stage.dots == nullptr) return stage;
     const bool sorted = rows_.WantsSorted(expert);
     stage.first = sorted ? buffers_.sorted_records : buffers_.input_records;
     stage.second = same ? nullptr : buffers_.up_records;
@@ -211,18 +214,19 @@ class Call {
     });
   }
 
-  Stage DownStage() const {
+  Stage DownStage(int expert) const {
     const bool gathered = plan_.gathered_stride > 0;
-    Stage stage = {&plan_.down, &shape_.down.format, &LayerStore::Down, gathered ? buffers_.gathered : buffers_.hidden_act, nullptr,
+    Stage stage = {plan_.down.For(RowsOf(expert)), &plan_.down.row, &shape_.down.format, &LayerStore::Down,
+                   gathered ? buffers_.gathered : buffers_.hidden_act, nullptr,
                    (gathered ? plan_.gathered_stride : plan_.hidden_act_stride) * static_cast<int64_t>(sizeof(float)), true};
-    if (plan_.down.dots == nullptr) return stage;
+    if (stage.dots == nullptr) return stage;
     stage.first = buffers_.hidden_records;
     stage.stride = plan_.down.row.bytes;
     return stage;
   }
 
   void Down(const TaskPart& part) {
-    Multiply(part, DownStage(), [&](int64_t pair, int64_t begin, int64_t count, const float* tile) {
+    Multiply(part, DownStage(part.expert), [&](int64_t pair, int64_t begin, int64_t count, const float* tile) {
       const float* bias = store_.down_bias(part.expert) + pair * kPairWidth;
       const int64_t first = pair * kPairWidth;
       alignas(64) float straight[kPairWidth];

@@ -74,6 +74,9 @@ struct DotArgs {
 struct RowKind {
   RowCodes codes = RowCodes::kInt8;
   RowOrder order = RowOrder::kNatural;
+  // An expert with fewer rows is faster in float32 arithmetic, which differs in the last bits; only for bf16, and not where a call
+  // has to be deterministic.
+  int64_t float_below = 0;
 };
 
 // Data but for the two functions, which need the table's instructions.
@@ -92,8 +95,7 @@ const DotTable& Avx512Dots();      // int8: AVX-512 F, BW, VL, DQ
 const DotTable& VnniDots();        // int8: the same and AVX-512 VNNI
 const DotTable& Avx512Bf16Dots();  // bf16: AVX-512 F, BW, VL, DQ, BF16
 const DotTable& AmxInt8Dots();     // int8: AMX int8 beside VNNI
-const DotTable& AmxBf16Dots();     // bf16: AMX bf16 beside AVX-512 BF16 for a few rows
-const DotTable& AmxBf16TileDots(); // bf16: AMX bf16 for any number of rows, the same bits in any company
+const DotTable& AmxBf16Dots();     // bf16: AMX bf16 beside AVX-512 BF16
 
 }  // namespace moed::cpu
 

@@ -1,4 +1,4 @@
-// Products by AMX: int8 tiles (TDPBSUD) and bf16 tiles (TDPBF16PS), with the vector kernels for a few rows.
+// Products by AMX: int8 tiles (TDPBSUD), with VNNI for a few rows, and bf16 tiles (TDPBF16PS).
 #include "kernels/cpu/amx_dot-inl.h"
 #include "kernels/cpu/bf16_dot-inl.h"
 #include "kernels/cpu/int8_dot-inl.h"
@@ -53,11 +53,6 @@ void MultiplyBf16Tiles(const DotArgs& args) {
   WithTiles<TileBf16>(args, MultiplyBf16<TileBf16, AmxTiles<TileBf16, TileBf16>>);
 }
 
-void MultiplyBf16Mixed(const DotArgs& args) {
-  if (args.count < kMinRows) return MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, kMinRows - 1, kMinRows - 1>>(args);
-  MultiplyBf16Tiles(args);
-}
-
 }  // namespace
 
 const DotTable& AmxInt8Dots() {
@@ -70,14 +65,11 @@ const DotTable& AmxInt8Dots() {
 }
 
 const DotTable& AmxBf16Dots() {
-  static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, kMinRows, MakeBf16Row, MultiplyBf16Mixed};
-  return table;
-}
-
-const DotTable& AmxBf16TileDots() {
-  static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural}, 1, MakeBf16Row, MultiplyBf16Tiles};
+  static constexpr DotTable table = {{RowCodes::kBf16, RowOrder::kNibblePairs, kMinRows},
+                                     {RowCodes::kBf16, RowOrder::kNatural, kMinRows},
+                                     1,
+                                     MakeBf16Row,
+                                     MultiplyBf16Tiles};
   return table;
 }
 

@@ -26,9 +26,11 @@ const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, i
   return nullptr;
 }
 
+const RowKind& KindOf(const DotTable& dots, ElementType weights) { return ElementBits(weights) == 4 ? dots.nibbles : dots.others; }
+
 RowFormat MakeRowFormat(const DotTable& dots, const PanelFormat& panel) {
   RowFormat row;
-  const RowKind& kind = ElementBits(panel.element) == 4 ? dots.nibbles : dots.others;
+  const RowKind& kind = KindOf(dots, panel.element);
   row.codes = kind.codes;
   row.order = kind.order;
   row.depth = panel.depth;

@@ -30,6 +30,9 @@ bool FitsBf16Dots(const LinearScheme& linear);
 // The dot products that `kernels` uses for `linear` with `features` inputs on x of type `x`; null: float32 arithmetic.
 const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t features, DType x);
 
+// How `dots` takes rows that meet such weights.
+const RowKind& KindOf(const DotTable& dots, ElementType weights);
+
 // A row of x for `dots` and weights of `panel`.
 RowFormat MakeRowFormat(const DotTable& dots, const PanelFormat& panel);
 
