@@ -332,6 +332,10 @@ struct DirectRows {
     const int64_t x = (chunk.k + s * chunk.features) / T::kPerWord * 4;
     const int64_t codes = PackedCodes(*args.format, chunk, weights, s) - weights;
     for (int64_t block = 0; block < chunk.of(s) / kBlockDepth; ++block) {
+#pragma GCC unroll 4
+      for (int p = 0; p < 2 * kPairs; ++p) {
+        FetchAhead(weights + p * args.format->panel_bytes + codes + block * args.format->block_bytes, args.format->block_bytes);
+      }
       typename S::I factors[kRows][kBlockRows];
       ForTile<kRows, kBlockRows>([&](int r, int i) { factors[r][i] = S::BroadcastWord(args.rows[r] + x + 4 * (block * kBlockRows + i)); });
 #pragma GCC unroll 8

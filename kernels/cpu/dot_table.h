@@ -85,6 +85,7 @@ struct DotTable {
   RowKind others;
   // From so many on, the rows of one expert must follow each other in memory, with 16 readable records after the last; 0: never.
   int64_t contiguous_from;
+  int64_t contiguous_group;  // ... where weights have groups of so many features or more
   void (*make_row)(const RowArgs& args);
   void (*multiply)(const DotArgs& args);
 };

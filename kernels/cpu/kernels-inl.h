@@ -127,6 +127,7 @@ void Direct(const PanelFormat& format, const uint8_t* weights, const uint8_t* co
       at += format.scale_bytes + format.zero_bytes;
     }
     for (; k < end; k += kBlockDepth, at += format.block_bytes) {
+      for (int p = 0; p < kPanels; ++p) FetchAhead(at + p * format.panel_bytes, format.block_bytes);
       D codes[kColumns];
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {

@@ -8,17 +8,11 @@ namespace {
 
 // From here on a tile of 16 rows takes less time than the vector kernel, though most of its rows are not there.
 constexpr int64_t kMinRows = 5;
+// Groups up to here are too short for tiles of int8.
+constexpr int64_t kTileGroup = 32;
 
-struct Vnni : IntegerSums<Avx512> {
+struct TileInt8 : IntegerSums<Avx512> {
   static constexpr int kPerWord = 4;
-  // Spelled out: GCC 12 copies the sums of the intrinsic from register to register and back in each step of a loop.
-  static MOED_INLINE Acc Dot(Acc acc, Acc weights, Acc x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(x));
-    return acc;
-  }
-};
-
-struct TileInt8 : Vnni {
   static MOED_INLINE int64_t Step(int64_t group) { return group <= 16 ? 16 : group <= 32 ? 32 : 64; }
   static MOED_INLINE void Multiply0() { _tile_dpbsud(0, 4, 6); }
   static MOED_INLINE void Multiply1() { _tile_dpbsud(1, 4, 7); }
@@ -35,18 +29,19 @@ struct TileBf16 : Bf16Sums {
   static MOED_INLINE void Multiply3() { _tile_dpbf16ps(3, 5, 7); }
 };
 
-template <class T, class Tiles>
-void MultiplyInt8With(const DotArgs& args) {
+void MultiplyInt8Tiles(const DotArgs& args) {
+  using Tiles = AmxTiles<TileInt8, TileInt8>;
   switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<T, NibbleQuads<Avx512>, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Quads<Avx512>, Tiles>(args);
-    default: return MultiplyWords<T, ByteQuads<Avx512>, Tiles>(args);
+    case ElementType::kInt4: return MultiplyWords<TileInt8, NibbleQuads<Avx512>, Tiles>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<TileInt8, Fp4Quads<Avx512>, Tiles>(args);
+    default: return MultiplyWords<TileInt8, ByteQuads<Avx512>, Tiles>(args);
   }
 }
 
+// Scaling the sums of short groups takes a tile longer than the vector kernel takes for everything. Either gives the same bits.
 void MultiplyInt8(const DotArgs& args) {
-  if (args.count < kMinRows) return MultiplyInt8With<Vnni, WordTiles<Vnni, kMinRows - 1, kMinRows - 1>>(args);
-  WithTiles<TileInt8>(args, MultiplyInt8With<TileInt8, AmxTiles<TileInt8, TileInt8>>);
+  if (args.count < kMinRows || args.format->group <= kTileGroup) return VnniDots().multiply(args);
+  WithTiles<TileInt8>(args, MultiplyInt8Tiles);
 }
 
 void MultiplyBf16Tiles(const DotArgs& args) {
@@ -59,6 +54,7 @@ const DotTable& AmxInt8Dots() {
   static constexpr DotTable table = {{RowCodes::kInt8, RowOrder::kNibbleQuads},
                                      {RowCodes::kInt8, RowOrder::kNatural},
                                      kMinRows,
+                                     kTileGroup + 1,
                                      MakeIntegerRow<Avx512>,
                                      MultiplyInt8};
   return table;
@@ -68,6 +64,7 @@ const DotTable& AmxBf16Dots() {
   static constexpr DotTable table = {{RowCodes::kBf16, RowOrder::kNibblePairs, kMinRows},
                                      {RowCodes::kBf16, RowOrder::kNatural, kMinRows},
                                      1,
+                                     0,
                                      MakeBf16Row,
                                      MultiplyBf16Tiles};
   return table;

@@ -11,7 +11,7 @@ void Multiply(const DotArgs& args) { MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, 
 const DotTable& Avx512Bf16Dots() {
   // One or two rows are bound by memory, if bytes need not be made into pairs first: that takes longer than float32 arithmetic.
   static constexpr DotTable table = {
-      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural, 3}, 0, MakeBf16Row, Multiply};
+      {RowCodes::kBf16, RowOrder::kNibblePairs}, {RowCodes::kBf16, RowOrder::kNatural, 3}, 0, 0, MakeBf16Row, Multiply};
   return table;
 }
 

@@ -28,7 +28,7 @@ void Multiply(const DotArgs& args) {
 
 const DotTable& AvxVnniDots() {
   static constexpr DotTable table = {
-      {RowCodes::kInt8, RowOrder::kNibbleQuads}, {RowCodes::kInt8, RowOrder::kNatural}, 0, MakeIntegerRow<Avx2>, Multiply};
+      {RowCodes::kInt8, RowOrder::kNibbleQuads}, {RowCodes::kInt8, RowOrder::kNatural}, 0, 0, MakeIntegerRow<Avx2>, Multiply};
   return table;
 }
 

@@ -29,7 +29,7 @@ void Multiply(const DotArgs& args) {
 
 const DotTable& VnniDots() {
   static constexpr DotTable table = {
-      {RowCodes::kInt8, RowOrder::kNibbleQuads}, {RowCodes::kInt8, RowOrder::kNatural}, 0, MakeIntegerRow<Avx512>, Multiply};
+      {RowCodes::kInt8, RowOrder::kNibbleQuads}, {RowCodes::kInt8, RowOrder::kNatural}, 0, 0, MakeIntegerRow<Avx512>, Multiply};
   return table;
 }
 

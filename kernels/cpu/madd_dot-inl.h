@@ -88,6 +88,7 @@ constexpr DotTable MakeMaddTable() {
   return {{RowCodes::kInt8, RowOrder::kNibbleQuads},
           {RowCodes::kInt16, RowOrder::kHalfWords},
           0,
+          0,
           MakeIntegerRow<S>,
           MultiplyByMadd<S, kMaxRows, kHalfRows>};
 }
