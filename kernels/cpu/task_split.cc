@@ -25,23 +25,23 @@ TaskList SplitTasks(const SortedSlots& sorted, int experts, int64_t pairs, int64
   }
   const int64_t tasks = threads * std::clamp<int64_t>(bytes / threads / kRunBytes, 1, kTasksPerThread);
   TaskList list;
-  int64_t done = 0;
-  const auto close = [&] {
-    if (list.parts_.size() > (list.ends_.empty() ? 0 : list.ends_.back())) list.ends_.push_back(list.parts_.size());
-  };
+  // In `done` pairs' costs, the task that is open ends at `border`: at the pair whose middle is the first beyond it. The next
+  // border is the first beyond that middle again, so that what is left before it is never a task of its own.
+  int64_t done = 0, border = (total + tasks - 1) / tasks;
   for (int e = 0; e < experts; ++e) {
     const int64_t each = cost(e);
     for (int64_t first = 0; each > 0 && first < pairs;) {
-      // The border of the task that `done` lies in, in pairs from here; at least one.
-      const int64_t border = (done * tasks / total + 1) * total / tasks;
+      if (const int64_t middle = done + each / 2; middle >= border) {
+        if (!list.parts_.empty()) list.ends_.push_back(list.parts_.size());
+        border = ((middle * tasks / total + 1) * total + tasks - 1) / tasks;
+      }
       const int64_t count = std::clamp<int64_t>((border - done + each / 2) / each, 1, pairs - first);
       list.parts_.push_back({e, first, first + count});
       first += count;
       done += count * each;
-      if (done + each / 2 >= border) close();
     }
   }
-  close();
+  if (!list.parts_.empty()) list.ends_.push_back(list.parts_.size());
   return list;
 }
 
