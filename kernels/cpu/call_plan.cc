@@ -12,7 +12,7 @@ int64_t PointerBytes(int64_t slots) { return RoundUp(slots * static_cast<int64_t
 
 StagePlan PlanStage(const CpuKernels& kernels, const LinearScheme& linear, const PanelFormat& panel, DType x, bool deterministic) {
   StagePlan plan;
-  plan.dots = DotsFor(kernels, linear, panel.depth, x);
+  plan.dots = DotsFor(kernels, linear, panel.group, x);
   if (plan.dots == nullptr) return plan;
   plan.row = MakeRowFormat(*plan.dots, panel);
   if (!deterministic) plan.float_below = KindOf(*plan.dots, panel.element).float_below;
@@ -27,7 +27,7 @@ CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernel
   const LinearScheme& gate = desc.scheme.gate;
   const LinearScheme& up = desc.scheme.up;
   gate_up = PlanStage(kernels, gate, shape.gate_up.format, x, desc.deterministic);
-  if (DotsFor(kernels, up, shape.gate_up.format.depth, x) != gate_up.dots) gate_up = StagePlan();
+  if (gate_up.dots != nullptr && DotsFor(kernels, up, shape.gate_up.format.group, x) != gate_up.dots) gate_up = StagePlan();
   down = PlanStage(kernels, desc.scheme.down, shape.down.format, x, desc.deterministic);
   slots = size.tokens * size.top_k;
   combines = !size.batched;
@@ -48,7 +48,7 @@ size_t CallPlan::bytes() const {
   const int64_t inputs = two_inputs ? 2 : 1;
   const int64_t floats = inputs * input_rows * input_stride + slots * (hidden_act_stride + gathered_stride + output_stride);
   const int64_t records = inputs * RecordBytes(gate_up, input_records()) +
-                          (sorted_copy ? RecordBytes(gate_up, slots + kSlackRecords) : 0) + RecordBytes(down, slots + kSlackRecords);
+                          (sorted_copy ? inputs * RecordBytes(gate_up, slots + kSlackRecords) : 0) + RecordBytes(down, slots + kSlackRecords);
   return static_cast<size_t>(floats * 4 + records + (combines ? PointerBytes(slots) + slots * 4 : 0));
 }
 
@@ -67,6 +67,7 @@ CallBuffers::CallBuffers(const CallPlan& plan, std::span<std::byte> workspace) {
   input_records = take(true, plan.gate_up, plan.input_records());
   up_records = take(plan.two_inputs, plan.gate_up, plan.input_records());
   sorted_records = take(plan.sorted_copy, plan.gate_up, plan.slots + CallPlan::kSlackRecords);
+  sorted_up_records = take(plan.sorted_copy && plan.two_inputs, plan.gate_up, plan.slots + CallPlan::kSlackRecords);
   hidden_records = take(true, plan.down, plan.slots + CallPlan::kSlackRecords);
   combine_rows = reinterpret_cast<const float**>(bytes);
   combine_weights = reinterpret_cast<float*>(bytes + PointerBytes(plan.slots));

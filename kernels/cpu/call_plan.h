@@ -19,7 +19,7 @@ inline bool UsesStoredScale(const ActivationScheme& scheme) {
 
 // What one of the two multiplications works on: float32 rows, or records for dot products.
 struct StagePlan {
-  const DotTable* dots = nullptr;  // null: float32 rows
+  const DotTable* dots = nullptr;  // null: float32 rows, also for groups too long for exact integer sums
   RowFormat row;                   // with dots only
   int64_t float_below = 0;         // experts with fewer rows go by float32 rows all the same
 
@@ -70,6 +70,7 @@ struct CallBuffers {
   uint8_t* input_records;   // [input_records()], null without dots
   uint8_t* up_records;      // the same for up; null unless two_inputs
   uint8_t* sorted_records;  // [slots + slack], null unless sorted_copy
+  uint8_t* sorted_up_records;  // the same for up; null unless two_inputs
   uint8_t* hidden_records;  // [slots + slack], null without dots
   const float** combine_rows;  // [slots], the y rows of a token in slot order; both of no use unless combined
   float* combine_weights;      // [slots]

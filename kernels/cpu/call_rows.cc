@@ -104,6 +104,8 @@ void CallRows::CopyToSorted(int64_t position) const {
   if (!WantsSorted(route_.expert(position))) return;
   const int64_t bytes = plan_.gate_up.row.bytes;
   std::memcpy(buffers_.sorted_records + position * bytes, buffers_.input_records + InputRow(position) * bytes, bytes);
+  if (!plan_.two_inputs) return;
+  std::memcpy(buffers_.sorted_up_records + position * bytes, buffers_.up_records + InputRow(position) * bytes, bytes);
 }
 
 void CallRows::FinishHidden(int64_t position) const {

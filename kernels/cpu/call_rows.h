@@ -43,7 +43,7 @@ class CallRows {
     const int64_t rows = route_.sorted().begin[expert + 1] - route_.sorted().begin[expert];
     return plan_.sorted_copy && plan_.gate_up.For(rows) != nullptr && rows >= plan_.gate_up.dots->contiguous_from;
   }
-  // The record of sorted position `position`, copied from its row's; nothing where that is not wanted.
+  // The records of sorted position `position`, copied from its row's; nothing where that is not wanted.
   void CopyToSorted(int64_t position) const;
   // Row `position` of h likewise.
   void FinishHidden(int64_t position) const;

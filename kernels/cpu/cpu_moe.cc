@@ -188,7 +188,7 @@ class Call {
     if (stage.dots == nullptr) return stage;
     const bool sorted = rows_.WantsSorted(expert);
     stage.first = sorted ? buffers_.sorted_records : buffers_.input_records;
-    stage.second = same ? nullptr : buffers_.up_records;
+    stage.second = same ? nullptr : sorted ? buffers_.sorted_up_records : buffers_.up_records;
     stage.stride = plan_.gate_up.row.bytes;
     stage.by_position = sorted;
     return stage;

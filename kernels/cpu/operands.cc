@@ -20,8 +20,8 @@ bool FitsBf16Dots(const LinearScheme& linear) {
          (IsInteger(weights) || weights == ElementType::kFp4E2m1 || weights == ElementType::kFp8E4m3 || weights == ElementType::kBf16);
 }
 
-const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t features, DType x) {
-  if (kernels.int8 != nullptr && FitsInt8Dots(linear) && features <= kMaxInt8Features) return kernels.int8;
+const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t group, DType x) {
+  if (kernels.int8 != nullptr && FitsInt8Dots(linear) && group <= kLongestExactGroup) return kernels.int8;
   if (kernels.bf16 != nullptr && FitsBf16Dots(linear) && x == DType::kBf16) return kernels.bf16;
   return nullptr;
 }

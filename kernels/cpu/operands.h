@@ -16,8 +16,8 @@ struct CpuKernels {
   const DotTable* bf16 = nullptr;
 };
 
-// Input features up to which sums of int8 products cannot overflow 32 bits: 255 * 127 * 65,536 < 2^31.
-inline constexpr int64_t kMaxInt8Features = 65536;
+// Input features of a group whose integer products are sure to fit into 32 bits: x 255 of a weight less its zero point x 128 of x.
+inline constexpr int64_t kLongestExactGroup = int64_t{1} << 16;
 
 // Whether integer products execute `linear`: int4, int8 or FP4 weights of a packed layout, and int8 activations with one scale for a
 // row or for all rows.
@@ -27,8 +27,9 @@ bool FitsInt8Dots(const LinearScheme& linear);
 // activations that are not quantized.
 bool FitsBf16Dots(const LinearScheme& linear);
 
-// The dot products that `kernels` uses for `linear` with `features` inputs on x of type `x`; null: float32 arithmetic.
-const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t features, DType x);
+// The dot products that `kernels` uses for `linear`, whose groups hold `group` features, on x of type `x`; null: float32 arithmetic,
+// also for groups too long for exact integer sums.
+const DotTable* DotsFor(const CpuKernels& kernels, const LinearScheme& linear, int64_t group, DType x);
 
 // How `dots` takes rows that meet such weights.
 const RowKind& KindOf(const DotTable& dots, ElementType weights);

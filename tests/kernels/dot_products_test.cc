@@ -244,6 +244,38 @@ TEST_CASE("Extreme codes do not saturate") {
   }
 }
 
+TEST_CASE("Gate and up whose int8 scales span a row here and the request there agree with the reference") {
+  uint64_t seed = 3500;
+  for (const auto& [gate_rows, up_rows] : {std::pair{1, 0}, std::pair{0, 1}}) {
+    QuantScheme scheme = SchemeOf(Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}), Int8(ActivationMode::kDynamic, 1));
+    scheme.gate.input = Int8(ActivationMode::kDynamic, gate_rows);
+    scheme.up.input = Int8(ActivationMode::kDynamic, up_rows);
+    Compare(testing::MakeDesc(4, 2, 192, 112, scheme), DType::kBf16, {1, 5, 40, 200}, 0.01, ++seed);
+  }
+}
+
+TEST_CASE("Sums over more features than 32 bits hold are still right") {
+  constexpr int64_t kHidden = 147456;  // x 128 x 128: more than 2^31
+  const WeightScheme weights = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+  const MoeDesc desc = testing::MakeDesc(1, 1, kHidden, 16, SchemeOf(weights, Int8(ActivationMode::kStatic, 0)));
+  RandomExperts experts(desc, 4500);
+  for (LinearWeights ExpertWeights::*projection : {&ExpertWeights::gate, &ExpertWeights::up}) {
+    LinearWeights& linear = experts.experts()[0].*projection;
+    std::fill(linear.codes.begin(), linear.codes.end(), uint8_t{0});  // -128
+    for (size_t at = 0; at < linear.scales.size(); at += 4) *reinterpret_cast<float*>(&linear.scales[at]) = 1e-5f;
+    linear.input_scale = 1.0f / 128;
+  }
+  auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+  RandomBatch batch(desc, 6, 1, DType::kF32, 4501);
+  std::fill_n(reinterpret_cast<float*>(batch.x.data()), 6 * kHidden, -1.0f);
+  const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+  for (const Backend* backend : BackendsFor(desc)) {
+    auto moe = backend->Prepare(desc, experts, Pool());
+    INFO(backend->Name());
+    CHECK(Judge(*RunLayer(**moe, batch.view(), DType::kF32, Pool()), *want, kHidden, 0.01).passed);
+  }
+}
+
 TEST_CASE("With `deterministic` a row of dot products is bitwise the same in any company") {
   std::vector<QuantScheme> schemes;
   for (const ActivationScheme& input : {ActivationScheme(), Int8(ActivationMode::kDynamic, 1)}) {
