@@ -291,10 +291,13 @@ TEST_CASE("B03: on every device I = 176 gets the backend of I = 192, and both ar
     std::map<std::string, std::string> chosen;  // by device
     for (int64_t width : {192, 176, 200}) {
       const CaseModel model(SpecOf(scheme, 8, 8, 1024, width), scheme);
-      const CaseInput input = RoutedInput(4, 1024, 8, 8);
-      INFO(scheme_name << ", I = " << width);
       CaseEngine engine(model);
-      CheckWithin(engine.Rows(input), ExactRows(model.layer(), input), 1024, scheme.bound);
+      for (int64_t tokens : {4, 64}) {  // vectors, and whole tiles where there are some
+        const CaseInput input = RoutedInput(tokens, 1024, 8, 8);
+        INFO(scheme_name << ", I = " << width << ", " << tokens << " tokens");
+        CheckWithin(engine.Rows(input), ExactRows(model.layer(), input), 1024, scheme.bound);
+      }
+      INFO(scheme_name << ", I = " << width);
       for (const std::string& device : BuiltInDeviceNames()) {
         const LayerExplanation layer = Explained(model.path(), *BuiltInDevice(device));
         INFO(device);
