@@ -29,25 +29,33 @@ bool CallRows::HiddenNeedsWork() const {
   return desc_.scheme.down.input.mode != ActivationMode::kNone || plan_.gathered_stride > 0 || plan_.down.dots != nullptr;
 }
 
-void CallRows::WidenInput(int64_t row) const {
-  float* out = buffers_.input + row * plan_.input_stride;
+void CallRows::Widen(int64_t row, float* out) const {
   const TensorView& x = route_.x();
-  const void* source = x.row(plan_.input_per_slot ? route_.row(row) : row);
+  const void* source = x.row(row);
   if (x.dtype == DType::kF32) {
     std::memcpy(out, source, x.row_bytes());
   } else {
     kernels_.widen(x.dtype == DType::kBf16, source, desc_.hidden, out);
   }
+}
+
+void CallRows::WidenInput(int64_t row) const {
+  float* out = buffers_.input + row * plan_.input_stride;
+  Widen(plan_.input_per_slot ? route_.row(row) : row, out);
   if (!route_.weight_on_input()) return;
   const float weight = route_.input_weight(row);
   for (int64_t k = 0; k < desc_.hidden; ++k) out[k] *= weight;
 }
 
 void CallRows::MeasureInput() {
-  // All rows of the request count, whether this layer holds their experts or not; copies of a slot exist where it is routed.
+  // All rows of the request count, whether this layer holds their experts or not. A row that is weighted first exists where it is
+  // routed; of a batched call the counted rows are all there is.
+  const bool widened = !plan_.input_per_slot || route_.weight_on_input() || route_.batched();
+  std::vector<float> plain(widened ? 0 : static_cast<size_t>(desc_.hidden));
   float largest = 0.0f;
-  for (int64_t row = 0; row < input_rows(); ++row) {
-    largest = MergeAbsMax(largest, AbsMax(buffers_.input + row * plan_.input_stride, desc_.hidden));
+  for (int64_t row = 0; row < (widened ? input_rows() : route_.x().rows); ++row) {
+    if (!widened) Widen(row, plain.data());
+    largest = MergeAbsMax(largest, AbsMax(widened ? buffers_.input + row * plan_.input_stride : plain.data(), desc_.hidden));
   }
   gate_max_ = up_max_ = largest;
 }

@@ -52,6 +52,9 @@ class CallRows {
   int64_t InputRow(int64_t position) const { return plan_.input_per_slot ? position : route_.row(position); }
 
  private:
+  // Row `row` of x as float32 [hidden].
+  void Widen(int64_t row, float* out) const;
+
   // One projection's input: its rule, its stored scale, the largest magnitude of all rows, the order that it is packed in.
   struct Rule {
     const ActivationScheme& scheme;

@@ -254,6 +254,23 @@ TEST_CASE("Gate and up whose int8 scales span a row here and the request there a
   }
 }
 
+TEST_CASE("A scale that spans the request counts rows without an expert, where the other projection's is static too") {
+  QuantScheme scheme = SchemeOf(Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}), Int8(ActivationMode::kStatic, 0));
+  scheme.up.input = Int8(ActivationMode::kDynamic, 0);
+  const MoeDesc desc = testing::MakeDesc(4, 2, 192, 112, scheme);
+  RandomExperts experts(desc, 3600);
+  RandomBatch batch(desc, 12, 2, DType::kF32, 3601);
+  for (int k = 0; k < 192; ++k) reinterpret_cast<float*>(batch.x.data())[5 * 192 + k] *= 20.0f;
+  batch.ids[10] = batch.ids[11] = -1;
+  auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
+  const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
+  for (const Backend* backend : BackendsFor(desc)) {
+    auto moe = backend->Prepare(desc, experts, Pool());
+    INFO(backend->Name());
+    CHECK(Judge(*RunLayer(**moe, batch.view(), DType::kF32, Pool()), *want, 192, 0.02).passed);
+  }
+}
+
 TEST_CASE("Sums over more features than 32 bits hold are still right") {
   constexpr int64_t kHidden = 147456;  // x 128 x 128: more than 2^31
   const WeightScheme weights = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
