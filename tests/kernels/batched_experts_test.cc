@@ -12,50 +12,29 @@
 #include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
 #include "tests/support/batched_rows.h"
+#include "tests/support/cpu_layers.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
-#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
 
 using testing::BatchedRows;
 using testing::CombineByHand;
+using testing::Int8;
 using testing::Judge;
+using testing::Pool;
+using testing::Prepare;
 using testing::RandomBatch;
 using testing::RandomExperts;
 using testing::RunBatchedLayer;
 using testing::RunLayer;
 
-WorkerPool& Pool() {
-  static WorkerPool pool(2);
-  return pool;
-}
-
 // The CPU backends that run `desc` here, and the reference.
-std::vector<const Backend*> BackendsFor(const MoeDesc& desc) {
-  std::vector<const Backend*> able = {&cpu::ReferenceBackend()};
-  for (const Backend* backend : cpu::CpuBackends()) {
-    const Verdict verdict = backend->Check(desc, ThisDevice());
-    if (verdict.ok()) able.push_back(backend);
-    if (!verdict.ok() && verdict.reasons[0].code == "isa_missing") testing::Skip(backend->Name() + ": " + verdict.reasons[0].text);
-  }
-  REQUIRE(able.size() >= 2);
+std::vector<const Backend*> AllFor(const MoeDesc& desc) {
+  std::vector<const Backend*> able = testing::BackendsFor(desc);
+  able.push_back(&cpu::ReferenceBackend());
   return able;
-}
-
-std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc, const ExpertReader& experts) {
-  absl::StatusOr<std::unique_ptr<PreparedMoe>> moe = backend.Prepare(desc, experts, Pool());
-  REQUIRE(moe.ok());
-  return std::move(*moe);
-}
-
-ActivationScheme Int8(ActivationMode mode, int32_t rows) {
-  ActivationScheme input;
-  input.mode = mode;
-  input.element = ElementType::kInt8;
-  input.group = {rows, 0};
-  return input;
 }
 
 QuantScheme With(const ActivationScheme& input) {
@@ -125,7 +104,7 @@ TEST_CASE("Counts of 0, 1, 33 and max_m give each row the bits of a standard cal
   for (const QuantScheme& scheme : Schemes()) {
     const MoeDesc desc = Desc(5, 1, 160, 96, scheme, 200);
     RandomExperts experts(desc, ++seed);
-    for (const Backend* backend : BackendsFor(desc)) {
+    for (const Backend* backend : AllFor(desc)) {
       const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
       for (DType dtype : {DType::kBf16, DType::kF32}) {
         for (const std::vector<int32_t>& counts : {std::vector<int32_t>{0, 1, 33, 200, 0}, {200, 0, 0, 2, 1}, {0, 0, 0, 0, 7}}) {
@@ -146,7 +125,7 @@ TEST_CASE("Counts that are all 0 are no error and write nothing") {
   for (const QuantScheme& scheme : Schemes()) {
     const MoeDesc desc = Desc(3, 1, 64, 64, scheme, 4);
     RandomExperts experts(desc, 100);
-    for (const Backend* backend : BackendsFor(desc)) {
+    for (const Backend* backend : AllFor(desc)) {
       const auto got = RunBatchedLayer(*Prepare(*backend, desc, experts), BatchedRows(desc, {0, 0, 0}, DType::kBf16, 101), DType::kF32, Pool());
       REQUIRE(got.ok());
       CHECK(got->intact);
@@ -162,7 +141,7 @@ TEST_CASE("Padding rows may lie in memory that cannot be touched") {
     RandomExperts experts(desc, 200);
     const BatchedRows rows(desc, counts, DType::kF32, 201);
     GuardedRows x(counts, 3), out(counts, 3);
-    for (const Backend* backend : BackendsFor(desc)) {
+    for (const Backend* backend : AllFor(desc)) {
       const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
       const auto want = RunBatchedLayer(*moe, rows, DType::kF32, Pool());
       REQUIRE(want.ok());
@@ -194,7 +173,7 @@ TEST_CASE("A random routing, dispatched and combined by hand, gives the standard
       RandomExperts experts(desc, ++seed);
       const RandomBatch batch(desc, 64, 3, DType::kBf16, ++seed);
       const BatchedRows rows(desc, batch);
-      for (const Backend* backend : BackendsFor(desc)) {
+      for (const Backend* backend : AllFor(desc)) {
         INFO(backend->Name() << ": " << Describe(scheme));
         const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
         const auto got = RunBatchedLayer(*moe, rows, DType::kF32, Pool());
@@ -212,7 +191,7 @@ TEST_CASE("Results are rounded once to the output's type, odd numbers of columns
     const MoeDesc desc = Desc(3, 1, hidden, 40, testing::PlainScheme(ElementType::kBf16), 5);
     RandomExperts experts(desc, 400);
     const BatchedRows rows(desc, {5, 0, 2}, DType::kF16, 401);
-    for (const Backend* backend : BackendsFor(desc)) {
+    for (const Backend* backend : AllFor(desc)) {
       const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
       for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
         INFO(backend->Name() << " H=" << hidden << " " << DTypeName(dtype));
@@ -238,7 +217,7 @@ TEST_CASE("Where a weight belongs to the input, rows that the caller has multipl
     float* row = reinterpret_cast<float*>(multiplied.x.data()) + (batch.ids[slot] * 9 + next[batch.ids[slot]]++) * 96;
     for (int64_t c = 0; c < 96; ++c) row[c] *= batch.weights[slot];
   }
-  for (const Backend* backend : BackendsFor(desc)) {
+  for (const Backend* backend : AllFor(desc)) {
     const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
     const auto want = RunLayer(*moe, batch.view(), DType::kF32, Pool());
     const auto combined = [&](const BatchedRows& rows, bool weighted) {
@@ -259,7 +238,7 @@ TEST_CASE("A scale that spans rows spans the counted rows of all experts, a per-
     for (int64_t c = 0; c < 64; ++c) reinterpret_cast<float*>(louder.x.data())[5 * 64 + c] *= 1000.0f;
     BatchedRows fewer = louder;  // which then is padding
     fewer.counts[2] = 1;
-    for (const Backend* backend : BackendsFor(desc)) {
+    for (const Backend* backend : AllFor(desc)) {
       const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts);
       const auto first = [&](const BatchedRows& with) {
         std::vector<float> y = RunBatchedLayer(*moe, with, DType::kF32, Pool())->y;
@@ -280,7 +259,7 @@ TEST_CASE("A batched call that breaks the contract is refused with the numbers a
   without.max_tokens_per_expert = 0;
   RandomExperts experts(desc, 700);
   const BatchedRows rows(desc, {8, 0, 1}, DType::kF32, 701);
-  for (const Backend* backend : BackendsFor(desc)) {
+  for (const Backend* backend : AllFor(desc)) {
     const std::unique_ptr<PreparedMoe> moe = Prepare(*backend, desc, experts), standard = Prepare(*backend, without, experts);
     std::vector<float> out(24 * 32, 3.0f);
     std::vector<std::byte> storage(moe->BatchedWorkspaceBytes(24) + 64);
@@ -343,7 +322,7 @@ TEST_CASE("The judge sees another expert's rows, rows in another order, and a ro
   std::swap_ranges(&swapped_rows.x[8 * bytes], &swapped_rows.x[9 * bytes], &swapped_rows.x[9 * bytes]);
   std::copy_n(&rows.x[4 * bytes], 2 * bytes, &shifted.x[0]);  // expert 1's rows at expert 0
   fewer.counts[2] = 2;
-  for (const Backend* backend : BackendsFor(desc)) {
+  for (const Backend* backend : AllFor(desc)) {
     const auto passes = [&](const RandomExperts& with, const BatchedRows& given) {
       return Judge(RunBatchedLayer(*Prepare(*backend, desc, with), given, DType::kF32, Pool())->y, want->y, 128, 0.01).passed;
     };

@@ -6,14 +6,17 @@
 
 #include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
+#include "tests/support/cpu_layers.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
-#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
 
+using testing::BackendsFor;
 using testing::Judge;
+using testing::Pool;
+using testing::Prepare;
 using testing::RandomBatch;
 using testing::RandomExperts;
 using testing::RunLayer;
@@ -23,32 +26,6 @@ constexpr double kF32Bound = 2e-5;
 constexpr double kBf16Bound = 4e-3;        // h in bf16
 constexpr double kBf16OutputBound = 5e-3;  // and one rounding of the result
 constexpr double kF16OutputBound = 6e-4;
-
-WorkerPool& Pool() {
-  static WorkerPool pool(2);
-  return pool;
-}
-
-std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc, const ExpertReader& experts) {
-  absl::StatusOr<std::unique_ptr<PreparedMoe>> moe = backend.Prepare(desc, experts, Pool());
-  REQUIRE(moe.ok());
-  return std::move(*moe);
-}
-
-// The backends that run `desc` on this machine; those whose instructions it lacks are reported as skipped.
-std::vector<const Backend*> BackendsFor(const MoeDesc& desc) {
-  std::vector<const Backend*> able;
-  for (const Backend* backend : cpu::CpuBackends()) {
-    const Verdict verdict = backend->Check(desc, ThisDevice());
-    if (verdict.ok()) {
-      able.push_back(backend);
-    } else if (verdict.reasons[0].code == "isa_missing") {
-      testing::Skip(backend->Name() + ": " + verdict.reasons[0].text);
-    }
-  }
-  REQUIRE(!able.empty());
-  return able;
-}
 
 // Every runnable backend against the reference on one layer, for several row counts; float32 in and out.
 void CompareAll(const MoeDesc& desc, const std::vector<int64_t>& row_counts, uint64_t seed) {

@@ -6,50 +6,28 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
-#include "tests/support/batched_rows.h"
+#include "tests/support/cpu_layers.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
-#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
 
+using testing::BackendsFor;
+using testing::CompareBatched;
+using testing::Int8;
 using testing::Judge;
+using testing::Pool;
 using testing::RandomBatch;
 using testing::RandomExperts;
 using testing::RunLayer;
+using testing::Weights;
 
 // The same codes, exact sums: what is left is a code of h that lies on a rounding border, a step of one in 127.
 constexpr double kInt8Bound = 0.006;
 // Products of bf16 and h rounded to bf16.
 constexpr double kBf16Bound = 0.006;
-
-WorkerPool& Pool() {
-  static WorkerPool pool(2);
-  return pool;
-}
-
-std::vector<const Backend*> BackendsFor(const MoeDesc& desc) {
-  std::vector<const Backend*> able;
-  for (const Backend* backend : cpu::CpuBackends()) {
-    const Verdict verdict = backend->Check(desc, ThisDevice());
-    if (verdict.ok()) able.push_back(backend);
-    if (!verdict.ok() && verdict.reasons[0].code == "isa_missing") testing::Skip(backend->Name() + ": " + verdict.reasons[0].text);
-  }
-  REQUIRE(!able.empty());
-  return able;
-}
-
-WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group, bool zero_points = false) {
-  WeightScheme scheme;
-  scheme.element = element;
-  scheme.scale = scale;
-  scheme.group = group;
-  scheme.zero_points = zero_points;
-  return scheme;
-}
 
 WeightScheme Nvfp4() {
   WeightScheme scheme = Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16});
@@ -73,28 +51,7 @@ std::vector<WeightScheme> IntegerSchemes() {
   return all;
 }
 
-ActivationScheme Int8(ActivationMode mode, int32_t rows) {
-  ActivationScheme input;
-  input.mode = mode;
-  input.element = ElementType::kInt8;
-  input.group = {rows, 0};
-  return input;
-}
-
 QuantScheme SchemeOf(const WeightScheme& weights, const ActivationScheme& input) { return UniformScheme({weights, input}); }
-
-// The batched-experts format, combined by hand, gives what `run` of the standard format is. (Where a weight belongs to the input, its
-// own test multiplies the rows.)
-void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
-  if (desc.weight_on_input) return;
-  const testing::BatchedRows rows(desc, batch);
-  const auto got = testing::RunBatchedLayer(moe, rows, DType::kF32, Pool());
-  REQUIRE(got.ok());
-  CHECK(got->intact);
-  const testing::Judgement judgement = Judge(testing::CombineByHand(batch, rows, *got), run, desc.hidden, 1e-6);
-  INFO("batched experts: " << judgement.reason);
-  CHECK(judgement.passed);
-}
 
 void CompareWith(MoeDesc desc, const RandomExperts& experts, DType dtype, const std::vector<int64_t>& rows, double bound,
                  uint64_t seed) {
@@ -119,7 +76,7 @@ void CompareWith(MoeDesc desc, const RandomExperts& experts, DType dtype, const 
       INFO(name << ": " << Describe(desc.scheme) << " H=" << desc.hidden << " I=" << desc.intermediate << " M=" << count << ": "
                 << judgement.reason);
       CHECK(judgement.passed);
-      CompareBatched(*moe, desc, batch, *got);
+      if (!desc.weight_on_input) CompareBatched(*moe, desc, batch, *got);
     }
   }
 }

@@ -33,8 +33,7 @@ inline std::vector<NamedDots> UsableDots(bool bf16) {
                                               {"vnni", cpu::VnniDots, with(avx512, {&Flags::avx512vnni})},
                                               {"amx int8", cpu::AmxInt8Dots, tiles}};
   const std::vector<NamedDots> bf16_tables = {{"avx512bf16", cpu::Avx512Bf16Dots, with(avx512, {&Flags::avx512bf16})},
-                                              {"amx bf16", cpu::AmxBf16Dots, tiles},
-                                              {"amx bf16 tiles", cpu::AmxBf16TileDots, tiles}};
+                                              {"amx bf16", cpu::AmxBf16Dots, tiles}};
   std::vector<NamedDots> usable;
   for (const NamedDots& dots : bf16 ? bf16_tables : int8_tables) {
     bool able = true;

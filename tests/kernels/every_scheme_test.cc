@@ -5,56 +5,23 @@
 #include <algorithm>
 
 #include "kernels/activation_quant.h"
-#include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
-#include "tests/support/batched_rows.h"
+#include "tests/support/cpu_layers.h"
 #include "tests/support/judge.h"
 #include "tests/support/random_layer.h"
-#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
 
+using testing::BackendsFor;
+using testing::CompareBatched;
+using testing::Input;
 using testing::Judge;
+using testing::Pool;
 using testing::RandomBatch;
 using testing::RandomExperts;
 using testing::RunLayer;
-
-WorkerPool& Pool() {
-  static WorkerPool pool(2);
-  return pool;
-}
-
-// The backends that this machine can run on `desc`; the portable one always.
-std::vector<const Backend*> BackendsFor(const MoeDesc& desc) {
-  std::vector<const Backend*> able;
-  for (const Backend* backend : cpu::CpuBackends()) {
-    const Verdict verdict = backend->Check(desc, ThisDevice());
-    if (verdict.ok()) able.push_back(backend);
-    if (backend->Name() == "cpu_generic") REQUIRE(verdict.ok());
-    if (!verdict.ok() && verdict.reasons[0].code == "isa_missing") testing::Skip(backend->Name() + ": " + verdict.reasons[0].text);
-  }
-  return able;
-}
-
-WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group) {
-  WeightScheme scheme;
-  scheme.element = element;
-  scheme.scale = scale;
-  scheme.group = group;
-  return scheme;
-}
-
-ActivationScheme Input(ActivationMode mode, ElementType element, ScaleType scale, GroupShape group,
-                       ScaleRule rule = ScaleRule::kAbsMax) {
-  ActivationScheme scheme;
-  scheme.mode = mode;
-  scheme.element = element;
-  scheme.scale = scale;
-  scheme.group = group;
-  scheme.rule = rule;
-  return scheme;
-}
+using testing::Weights;
 
 // Weight schemes of every published format, by properties.
 std::vector<WeightScheme> WeightSchemes() {
@@ -114,17 +81,6 @@ std::vector<ActivationScheme> InputSchemes() {
 double SameRuleBound(ElementType element) {
   if (element == ElementType::kInt8) return 0.02;
   return element == ElementType::kFp8E4m3 ? 0.06 : 0.10;
-}
-
-// The batched-experts format, combined by hand, gives what `run` of the standard format is.
-void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
-  const testing::BatchedRows rows(desc, batch);
-  const auto got = testing::RunBatchedLayer(moe, rows, DType::kF32, Pool());
-  REQUIRE(got.ok());
-  CHECK(got->intact);
-  const testing::Judgement judgement = Judge(testing::CombineByHand(batch, rows, *got), run, desc.hidden, 1e-6);
-  INFO("batched experts: " << judgement.reason);
-  CHECK(judgement.passed);
 }
 
 void Compare(MoeDesc desc, const std::vector<int64_t>& rows, double bound, uint64_t seed) {
