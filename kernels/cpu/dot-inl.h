@@ -404,7 +404,7 @@ MOED_INLINE void FetchNext(const Chunk& chunk, int64_t part, int64_t parts) {
 // As few tiles of up to kMaxRows rows as will do, as equal as can be.
 template <class Shape, int kMaxRows>
 struct EvenTiles {
-  static constexpr bool kDirect = false;  // whether one and two rows go straight from the packed codes
+  static constexpr bool kDirect = true;  // whether one and two rows go straight from the packed codes
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     const int64_t tiles = (args.count + kMaxRows - 1) / kMaxRows;
     int64_t first = 0;

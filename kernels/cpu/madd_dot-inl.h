@@ -15,6 +15,11 @@ namespace {
 template <class Simd>
 struct MaddBytes : IntegerSums<Simd> {
   static constexpr int kPerWord = 4;
+  // One word widened at once: for one or two rows, which wait for memory anyway.
+  static MOED_INLINE typename Simd::I Dot(typename Simd::I acc, typename Simd::I weights, typename Simd::I x) {
+    const typename Simd::I products = Simd::AddMaddBytes(Simd::ZeroWords(), weights, x);
+    return Simd::AddMaddHalves(acc, products, Simd::SetWords(0x00010001));
+  }
 };
 
 template <class Simd>
@@ -39,6 +44,40 @@ MOED_INLINE void ByteSums(const uint8_t* const* w, const uint8_t* const* x, int6
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sum[r][c] = S::AddMaddBytes(sum[r][c], weights, factors[r]);
     }
+  }
+}
+
+// Rows [first, first + kRows) times whole groups of at most kBlock words: nothing but 16-bit sums lives in registers.
+template <class T, int kRows, int kBlock>
+MOED_TILE void ShortByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+  using S = typename T::S;
+  constexpr int kColumns = kPairWidth / S::kLanes;
+  const typename S::I ones = S::SetWords(0x00010001);
+  float* out = tile + first * kPairWidth;
+  if (chunk.group == 0) ForTile<kRows, kColumns>([&](int r, int c) { S::Store(out + r * kPairWidth + c * S::kLanes, S::Zero()); });
+  const uint8_t* x[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) x[r] = args.rows[first + r] + chunk.k / 4 * 4;
+  const uint8_t* w[2] = {chunk.codes[0], chunk.codes[1]};
+  for (int64_t s = 0; s < chunk.segments; ++s) {
+    typename S::I sum[kRows][kColumns];
+    ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::ZeroWords(); });
+    ByteSums<S>(w, x, 0, chunk.of(s) / 4, sum);
+    const int64_t at = args.row->sums_offset + 4 * (chunk.group + s);
+    const float* scales = chunk.scales + s * kPairWidth;
+    const uint8_t* zeros = chunk.zeros == nullptr ? nullptr : chunk.zeros + s * kPairWidth * 4;
+    ForTile<kRows, kColumns>([&](int r, int c) {
+      const uint8_t* own = args.rows[first + r] + at;
+      const typename S::I start =
+          zeros == nullptr ? T::ConstantTimesSum(own) : T::ZeroTimesSum(T::LoadAcc(zeros + c * S::kLanes * 4), own, true);
+      float* to = out + r * kPairWidth + c * S::kLanes;
+      const typename S::F products = T::ToFloat(S::AddMaddHalves(start, sum[r][c], ones));
+      S::Store(to, S::Fma(products, S::Load(scales + c * S::kLanes), S::Load(to)));
+    });
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) x[r] += chunk.features;
+    w[0] += chunk.segment_bytes;
+    w[1] += chunk.segment_bytes;
   }
 }
 
@@ -70,7 +109,11 @@ template <class S, int kBlock>
 struct ByteShape {
   template <int kRows>
   static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
-    ByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
+    if (chunk.begins && chunk.ends && chunk.features <= 4 * kBlock) {
+      ShortByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
+    } else {
+      ByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
+    }
   }
 };
 

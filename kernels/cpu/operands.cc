@@ -11,7 +11,7 @@ bool FitsInt8Dots(const LinearScheme& linear) {
   const ElementType weights = linear.weights.element;
   const ActivationScheme& input = linear.input;
   return (IsInteger(weights) || weights == ElementType::kFp4E2m1) && input.mode != ActivationMode::kNone &&
-         input.element == ElementType::kInt8 && input.group.cols == 0 && !input.zero_points;
+         input.element == ElementType::kInt8 && input.rule == ScaleRule::kAbsMax && input.group.cols == 0 && !input.zero_points;
 }
 
 bool FitsBf16Dots(const LinearScheme& linear) {

@@ -173,6 +173,13 @@ TEST_CASE("Static and per-request int8 scales, biases, clamps and weighted input
   }
 }
 
+TEST_CASE("An int8 scale rounded up to a power of two is honoured") {
+  ActivationScheme input = Int8(ActivationMode::kDynamic, 1);
+  input.rule = ScaleRule::kAbsMaxPow2Up;
+  const QuantScheme scheme = SchemeOf(Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}), input);
+  Compare(testing::MakeDesc(3, 2, 192, 112, scheme), DType::kBf16, {1, 5, 40}, 0.01, 3700);
+}
+
 // Largest codes against largest codes: where an instruction saturates or a sum overflows, this is where it shows.
 TEST_CASE("Extreme codes do not saturate") {
   for (ElementType element : {ElementType::kInt4, ElementType::kInt8, ElementType::kFp4E2m1}) {
