@@ -2,7 +2,8 @@
 //
 // A tile of weights is 16 rows of words as they are packed or decoded, a tile of x 16 records' codes; so records of an expert must
 // follow each other in memory, and up to 15 after the last are read (and their results ignored). Two tiles of x meet two of weights
-// in four tiles of sums. Sums of a segment are stored and scaled in vectors. The instructions want a configured tile unit: configured and released by each Multiply, on the thread that runs it.
+// in four tiles of sums. Sums of a segment are stored and scaled in vectors. The instructions want a configured tile unit: configured
+// and released by each Multiply, on the thread that runs it.
 #ifndef MOED_KERNELS_CPU_AMX_DOT_INL_H_
 #define MOED_KERNELS_CPU_AMX_DOT_INL_H_
 
@@ -31,6 +32,8 @@ MOED_INLINE void Configure(int64_t words) {
     config.row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? 4 * words : kWordRow);
     config.rows[t] = static_cast<uint8_t>(t < 6 ? kTileRows : words);
   }
+  // The intrinsic of GCC 12 says that it reads 8 of the 64 bytes.
+  asm volatile("" : : "m"(config));
   _tile_loadconfig(&config);
 }
 
@@ -116,6 +119,8 @@ template <class T, class Op>
 struct AmxTiles {
   static constexpr bool kDirect = false;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
+    // Loads of tiles do not tell GCC 12 that they read memory: what was decoded has to be there before the first.
+    asm volatile("" : : : "memory");
     const int64_t tiles = (args.count + 2 * kTileRows - 1) / (2 * kTileRows);
     for (int64_t t = 0, first = 0; t < tiles; ++t, first += 2 * kTileRows) {
       FetchNext(chunk, t, tiles);
