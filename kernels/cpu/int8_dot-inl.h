@@ -88,6 +88,17 @@ struct ByteHalves {
   }
 };
 
+// Products of a type T that takes four factors in a word, whatever the weights are.
+template <class T, class Tiles>
+MOED_INLINE void MultiplyQuads(const DotArgs& args) {
+  using S = typename T::S;
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyWords<T, NibbleQuads<S>, Tiles>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Quads<S>, Tiles>(args);
+    default: return MultiplyWords<T, ByteQuads<S>, Tiles>(args);
+  }
+}
+
 // ---- Rows of codes. ----
 
 // Puts each 8 of n codes of `width` bytes into the order of the weights' words; 16 bytes at a time, so up to 8 bytes beyond.

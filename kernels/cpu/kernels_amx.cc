@@ -29,19 +29,10 @@ struct TileBf16 : Bf16Sums {
   static MOED_INLINE void Multiply3() { _tile_dpbf16ps(3, 5, 7); }
 };
 
-void MultiplyInt8Tiles(const DotArgs& args) {
-  using Tiles = AmxTiles<TileInt8, TileInt8>;
-  switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<TileInt8, NibbleQuads<Avx512>, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<TileInt8, Fp4Quads<Avx512>, Tiles>(args);
-    default: return MultiplyWords<TileInt8, ByteQuads<Avx512>, Tiles>(args);
-  }
-}
-
 // Scaling the sums of short groups takes a tile longer than the vector kernel takes for everything. Either gives the same bits.
 void MultiplyInt8(const DotArgs& args) {
   if (args.count < kMinRows || args.format->group <= kTileGroup) return VnniDots().multiply(args);
-  WithTiles<TileInt8>(args, MultiplyInt8Tiles);
+  WithTiles<TileInt8>(args, MultiplyQuads<TileInt8, AmxTiles<TileInt8, TileInt8>>);
 }
 
 void MultiplyBf16Tiles(const DotArgs& args) {

@@ -14,15 +14,8 @@ struct AvxVnni : IntegerSums<Avx2> {
   }
 };
 
-using Tiles = WordTiles<AvxVnni, 3, 0>;  // 3 rows x 4 vectors of sums, of 16 registers
-
-void Multiply(const DotArgs& args) {
-  switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<AvxVnni, NibbleQuads<Avx2>, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<AvxVnni, Fp4Quads<Avx2>, Tiles>(args);
-    default: return MultiplyWords<AvxVnni, ByteQuads<Avx2>, Tiles>(args);
-  }
-}
+// 3 rows x 4 vectors of sums, of 16 registers.
+void Multiply(const DotArgs& args) { MultiplyQuads<AvxVnni, WordTiles<AvxVnni, 3, 0>>(args); }
 
 }  // namespace
 

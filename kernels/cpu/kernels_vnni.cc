@@ -15,15 +15,7 @@ struct Vnni : IntegerSums<Avx512> {
 };
 
 // 8 rows x 2 vectors of sums hide the latency of the instruction, and GCC 12 keeps them in registers.
-using Tiles = WordTiles<Vnni, 8, 6>;
-
-void Multiply(const DotArgs& args) {
-  switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<Vnni, NibbleQuads<Avx512>, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<Vnni, Fp4Quads<Avx512>, Tiles>(args);
-    default: return MultiplyWords<Vnni, ByteQuads<Avx512>, Tiles>(args);
-  }
-}
+void Multiply(const DotArgs& args) { MultiplyQuads<Vnni, WordTiles<Vnni, 8, 6>>(args); }
 
 }  // namespace
 
