@@ -290,8 +290,8 @@ MOED_TILE void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first,
   ForTile<kRows, kColumns>([&](int r, int c) { S::Store(out + r * kPairWidth + c * S::kLanes, sum[r][c]); });
 }
 
-// One or two rows straight from the packed codes, with no way through memory: kPairs pairs side by side, for enough independent
-// sums where they cannot be split.
+// A few rows straight from the packed codes, with no way through memory: kPairs pairs side by side, for enough independent sums
+// where they cannot be split.
 template <class T, class D, int kRows, int kPairs>
 struct DirectRows {
   using S = typename T::S;
@@ -302,6 +302,7 @@ struct DirectRows {
   using Sums = typename T::Acc[kRows][kColumns];
 
   const DotArgs& args;
+  const uint8_t* const* rows;
   const uint8_t* weights;  // first pair
   float* tile;             // [kPairs][kRows][32]
 
@@ -320,10 +321,10 @@ struct DirectRows {
       ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::LoadAcc(Carry(r, c)); });
     } else if (format.zero_bytes > 0) {
       ForTile<kRows, kColumns>([&](int r, int c) {
-        acc[r][c] = T::ZeroTimesSum(ZeroOf<T, D>(format, Group(c, group), Lane(c)), args.rows[r] + sum, format.group <= kSmallGroup);
+        acc[r][c] = T::ZeroTimesSum(ZeroOf<T, D>(format, Group(c, group), Lane(c)), rows[r] + sum, format.group <= kSmallGroup);
       });
     } else {
-      ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(args.rows[r] + sum); });
+      ForTile<kRows, kColumns>([&](int r, int c) { acc[r][c] = T::ConstantTimesSum(rows[r] + sum); });
     }
   }
 
@@ -336,12 +337,33 @@ struct DirectRows {
       for (int p = 0; p < 2 * kPairs; ++p) {
         FetchAhead(weights + p * args.format->panel_bytes + codes + block * args.format->block_bytes, args.format->block_bytes);
       }
+      Block(codes + block * args.format->block_bytes, x + block * kBlockRows * 4, acc);
+    }
+  }
+
+  // One block of weights at `codes` of each panel, words of x at `x` of each row. What there is less of stays in registers: the words
+  // of two vectors of weights, or those of the rows.
+  MOED_INLINE void Block(int64_t codes, int64_t x, Sums (&acc)[kSplit]) const {
+    if constexpr (kColumns == 2) {
+      typename S::I words[kColumns][kBlockRows];
+#pragma GCC unroll 2
+      for (int c = 0; c < kColumns; ++c) D::Words(Panel(c) + codes, Lane(c), words[c]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kBlockRows; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const typename S::I factor = S::BroadcastWord(rows[r] + x + 4 * i);
+#pragma GCC unroll 2
+          for (int c = 0; c < kColumns; ++c) acc[i % kSplit][r][c] = T::Dot(acc[i % kSplit][r][c], words[c][i], factor);
+        }
+      }
+    } else {
       typename S::I factors[kRows][kBlockRows];
-      ForTile<kRows, kBlockRows>([&](int r, int i) { factors[r][i] = S::BroadcastWord(args.rows[r] + x + 4 * (block * kBlockRows + i)); });
+      ForTile<kRows, kBlockRows>([&](int r, int i) { factors[r][i] = S::BroadcastWord(rows[r] + x + 4 * i); });
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
         typename S::I words[kBlockRows];
-        D::Words(Panel(c) + codes + block * args.format->block_bytes, Lane(c), words);
+        D::Words(Panel(c) + codes, Lane(c), words);
 #pragma GCC unroll 4
         for (int i = 0; i < kBlockRows; ++i) {
 #pragma GCC unroll 2
@@ -356,7 +378,7 @@ struct DirectRows {
 #pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
       const typename S::F scale = ScaleOf<T, D>(*args.format, Panel(c), Group(c, group), Lane(c));
-#pragma GCC unroll 2
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const typename S::F before = group == 0 ? S::Zero() : S::Load(Out(r, c));
         S::Store(Out(r, c), S::Fma(T::ToFloat(acc[r][c]), scale, before));
@@ -404,7 +426,7 @@ MOED_INLINE void FetchNext(const Chunk& chunk, int64_t part, int64_t parts) {
 // As few tiles of up to kMaxRows rows as will do, as equal as can be.
 template <class Shape, int kMaxRows>
 struct EvenTiles {
-  static constexpr bool kDirect = true;  // whether one and two rows go straight from the packed codes
+  static constexpr int kDirectRows = 2;  // of a tile that goes straight from the packed codes; 0: none
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     const int64_t tiles = (args.count + kMaxRows - 1) / kMaxRows;
     int64_t first = 0;
@@ -440,7 +462,7 @@ constexpr int64_t kShortGroup = 32;
 // has to fit into the registers (0: it does not).
 template <class T, int kMaxRows, int kGroupRows>
 struct WordTiles {
-  static constexpr bool kDirect = true;
+  static constexpr int kDirectRows = T::S::kLanes == kPanelWidth ? 8 : 2;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     if constexpr (kGroupRows > 0) {
       if (chunk.features <= kShortGroup && chunk.begins) return EvenTiles<GroupShape<T>, kGroupRows>::RunAll(args, chunk, tile);
@@ -463,6 +485,9 @@ MOED_INLINE void ScaleRows(const DotArgs& args, float* tile) {
   }
 }
 
+// Decoding anew for every 8 rows takes less time, up to so many rows, than writing decoded words to the cache and reading them.
+constexpr int64_t kDirectUpTo = 16;
+
 // From this many rows on arithmetic takes long enough to fetch the next weights meanwhile.
 constexpr int64_t kFetchRows = 4;
 
@@ -479,32 +504,47 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
   }
 }
 
-// kRows rows times the pairs [pair, pair + kPairs).
+// Rows [first, first + kRows) of kPairs pairs, whose results start at `tile`.
 template <class T, class D, int kRows, int kPairs>
-MOED_TILE void DirectPairs(const DotArgs& args, int64_t pair) {
-  float* tile = args.tile + pair * kRows * kPairWidth;
-  DirectRows<T, D, kRows, kPairs>{args, args.weights + pair * 2 * args.format->panel_bytes, tile}.Run();
-  if constexpr (T::kExact) {
-    for (int p = 0; p < kPairs; ++p) ScaleRows<T>(args, tile + p * kRows * kPairWidth);
+MOED_TILE void DirectTile(const DotArgs& args, int64_t first, const uint8_t* weights, float* tile) {
+  DirectRows<T, D, kRows, kPairs>{args, args.rows + first, weights, tile}.Run();
+}
+
+template <class T, class D, int kRows>
+MOED_INLINE void RunDirect(int64_t rows, const DotArgs& args, int64_t first, const uint8_t* weights, float* tile) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return DirectTile<T, D, kRows, 1>(args, first, weights, tile);
+    RunDirect<T, D, kRows - 1>(rows, args, first, weights, tile);
   }
 }
 
-// One or two rows: bound by memory.
-template <class T, class D>
-void MultiplyDirect(const DotArgs& args) {
+// All rows straight from the packed codes, in tiles of up to kMaxRows.
+template <class T, class D, int kMaxRows>
+MOED_INLINE void MultiplyDirect(const DotArgs& args) {
+  const int64_t pair_bytes = 2 * args.format->panel_bytes, tiles = (args.count + kMaxRows - 1) / kMaxRows;
   int64_t pair = 0;
   if constexpr (!T::kExact) {  // sums in a chain: two pairs at once hide the latency of the instruction
-    for (; args.count == 1 && pair + 2 <= args.pairs; pair += 2) DirectPairs<T, D, 1, 2>(args, pair);
+    for (; args.count == 1 && pair + 2 <= args.pairs; pair += 2) {
+      DirectTile<T, D, 1, 2>(args, 0, args.weights + pair * pair_bytes, args.tile + pair * kPairWidth);
+    }
   }
   for (; pair < args.pairs; ++pair) {
-    if (args.count == 1) DirectPairs<T, D, 1, 1>(args, pair); else DirectPairs<T, D, 2, 1>(args, pair);
+    float* tile = args.tile + pair * args.count * kPairWidth;
+    for (int64_t t = 0, first = 0; t < tiles; ++t) {
+      const int64_t rows = (args.count - first + tiles - t - 1) / (tiles - t);
+      RunDirect<T, D, kMaxRows>(rows, args, first, args.weights + pair * pair_bytes, tile + first * kPairWidth);
+      first += rows;
+    }
+    if constexpr (T::kExact) ScaleRows<T>(args, tile);
   }
 }
 
 template <class T, class D, class Tiles>
 void MultiplyWords(const DotArgs& args) {
-  if constexpr (Tiles::kDirect) {
-    if (args.count <= 2) return MultiplyDirect<T, D>(args);
+  // Codes that are words are used where they lie anyway: only where memory is the limit does the direct way gain something there.
+  constexpr int kDirectTile = D::kWords && Tiles::kDirectRows > 2 ? 2 : Tiles::kDirectRows;
+  if constexpr (kDirectTile > 0) {
+    if (args.count <= (kDirectTile > 2 ? kDirectUpTo : kDirectTile)) return MultiplyDirect<T, D, kDirectTile>(args);
   }
   const PanelFormat& format = *args.format;
   const int64_t step = T::Step(format.group);
