@@ -70,8 +70,8 @@ TEST_CASE(
   ModelSpec spec = SmallSpec("bf16");
   spec.experts = {.format = ExpertFormat::kGptq, .group = 32, .group_index = GroupIndex::kShuffled};
   const CaseModel model(spec, {});
-  CheckNeverReady(model.path(), {"--policy", "require:cpu_avx2"},
-                  {"layer 0", "the required backend cpu_avx2 cannot run this layer"});
+  CheckNeverReady(model.path(), {"--policy", "require:cpu_vnni"},  // its products want int8 activations
+                  {"layer 0", "the required backend cpu_vnni cannot run this layer"});
   CheckNeverReady(model.path(), {"--policy", "require:cpu_frob"}, {"cpu_frob", "cpu_generic"});
 }
 
