@@ -122,15 +122,15 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
 
 // Rows [first, first + kRows) of kPairs pairs, whose results start at `tile`.
 template <class T, class D, int kRows, int kPairs>
-MOED_TILE void DirectTile(const DotArgs& args, int64_t first, const uint8_t* weights, float* tile) {
-  DirectRows<T, D, kRows, kPairs>{args, args.rows + first, weights, tile}.Run();
+MOED_TILE void DirectTile(const DotArgs& args, int64_t first, const uint8_t* weights, float* tile, int64_t ahead) {
+  DirectRows<T, D, kRows, kPairs>{args, args.rows + first, weights, tile, ahead}.Run();
 }
 
 template <class T, class D, int kRows>
-MOED_INLINE void RunDirect(int64_t rows, const DotArgs& args, int64_t first, const uint8_t* weights, float* tile) {
+MOED_INLINE void RunDirect(int64_t rows, const DotArgs& args, int64_t first, const uint8_t* weights, float* tile, int64_t ahead) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return DirectTile<T, D, kRows, 1>(args, first, weights, tile);
-    RunDirect<T, D, kRows - 1>(rows, args, first, weights, tile);
+    if (rows == kRows) return DirectTile<T, D, kRows, 1>(args, first, weights, tile, ahead);
+    RunDirect<T, D, kRows - 1>(rows, args, first, weights, tile, ahead);
   }
 }
 
@@ -141,14 +141,16 @@ MOED_INLINE void MultiplyDirect(const DotArgs& args) {
   int64_t pair = 0;
   if constexpr (!T::kExact) {  // sums in a chain: two pairs at once hide the latency of the instruction
     for (; args.count == 1 && pair + 2 <= args.pairs; pair += 2) {
-      DirectTile<T, D, 1, 2>(args, 0, args.weights + pair * pair_bytes, args.tile + pair * kPairWidth);
+      DirectTile<T, D, 1, 2>(args, 0, args.weights + pair * pair_bytes, args.tile + pair * kPairWidth, kFetchAhead);
     }
   }
   for (; pair < args.pairs; ++pair) {
     float* tile = args.tile + pair * args.count * kPairWidth;
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
       const int64_t rows = (args.count - first + tiles - t - 1) / (tiles - t);
-      RunDirect<T, D, kMaxRows>(rows, args, first, args.weights + pair * pair_bytes, tile + first * kPairWidth);
+      // The first tile meets this pair's codes as they come, the second one fetches the next pair's.
+      const int64_t ahead = t == 0 ? kFetchAhead : t == 1 ? pair_bytes : 0;
+      RunDirect<T, D, kMaxRows>(rows, args, first, args.weights + pair * pair_bytes, tile + first * kPairWidth, ahead);
       first += rows;
     }
     if constexpr (T::kExact) ScaleRows<T>(args, tile);

@@ -24,6 +24,7 @@ struct DirectRows {
   const uint8_t* const* rows;
   const uint8_t* weights;  // first pair
   float* tile;             // [kPairs][kRows][32]
+  int64_t ahead;           // distance of what is fetched meanwhile; 0: nothing
 
   static MOED_INLINE int Lane(int c) { return c * kLanes % kPanelWidth; }
   MOED_INLINE const uint8_t* Panel(int c) const { return weights + c * kLanes / kPanelWidth * args.format->panel_bytes; }
@@ -52,9 +53,8 @@ struct DirectRows {
     const int64_t x = (chunk.k + s * chunk.features) / T::kPerWord * 4;
     const int64_t codes = PackedCodes(*args.format, chunk, weights, s) - weights;
     for (int64_t block = 0; block < chunk.of(s) / kBlockDepth; ++block) {
-#pragma GCC unroll 4
-      for (int p = 0; p < 2 * kPairs; ++p) {
-        FetchAhead(weights + p * args.format->panel_bytes + codes + block * args.format->block_bytes, args.format->block_bytes);
+      for (int p = 0; p < 2 * kPairs && ahead > 0; ++p) {
+        FetchAhead(weights + p * args.format->panel_bytes + codes + block * args.format->block_bytes, args.format->block_bytes, ahead);
       }
       Block(codes + block * args.format->block_bytes, x + block * kBlockRows * 4, acc);
     }

@@ -9,11 +9,11 @@
 namespace moed::cpu {
 namespace {
 
-// Fetches what lies kFetchAhead bytes beyond `at`, `bytes` of it (a multiple of 64): the processor's own prefetchers stop at each
-// border of 4 KiB. Never faults, also beyond the end.
+// Fetches what lies `ahead` bytes beyond `at`, `bytes` of it (a multiple of 64): the processor's own prefetchers stop at each border of
+// 4 KiB. Never faults, also beyond the end.
 constexpr long kFetchAhead = 2048;
-MOED_INLINE void FetchAhead(const unsigned char* at, long bytes) {
-  for (long i = 0; i < bytes; i += 64) __builtin_prefetch(at + kFetchAhead + i, 0, 3);
+MOED_INLINE void FetchAhead(const unsigned char* at, long bytes, long ahead = kFetchAhead) {
+  for (long i = 0; i < bytes; i += 64) __builtin_prefetch(at + ahead + i, 0, 3);
 }
 
 }  // namespace
