@@ -125,16 +125,14 @@ IsaFlags With(IsaFlags flags, std::initializer_list<bool IsaFlags::*> more) {
   return flags;
 }
 
-}  // namespace
-
-std::vector<const Backend*> CpuBackends() {
+std::vector<Variant> Variants() {
   using Flags = IsaFlags;
   const IsaFlags avx2 = Avx2Flags(), avx512 = Avx512Flags();
   const IsaFlags amx = With(avx512, {&Flags::avx512vnni, &Flags::avx512bf16, &Flags::amx_tile, &Flags::amx_int8, &Flags::amx_bf16});
   const KernelTable *wide = &Avx512Kernels(), *narrow = &Avx2Kernels();
   const char* const kPackedText = "every scheme but FP6: float32 FMA, and integer multiply-adds for int8 activations, ";
-  const std::vector<Variant> variants = {
-      {"cpu_amx", "tiles of int8 or bf16 products, 512-bit vectors for a few rows", amx, {wide, &AmxInt8Dots(), &AmxBf16Dots()},
+  return {
+      {"cpu_amx", "tiles of int8 or bf16 products, 512-bit vectors for a few rows, float32 for f16 and f32 on the wire", amx, {wide, &AmxInt8Dots(), &AmxBf16Dots()},
        Takes::kDots},
       {"cpu_vnni", "int8 activations: VPDPBUSD in 512-bit vectors, exact sums", With(avx512, {&Flags::avx512vnni}),
        {wide, &VnniDots(), nullptr}, Takes::kDots},
@@ -147,9 +145,14 @@ std::vector<const Backend*> CpuBackends() {
       {"cpu_generic", "every scheme, portable code for any processor", IsaFlags(), {&PortableKernels(), nullptr, nullptr},
        Takes::kEverything},
   };
-  static const std::vector<const Backend*>* const backends = [&] {
+}
+
+}  // namespace
+
+std::vector<const Backend*> CpuBackends() {
+  static const std::vector<const Backend*>* const backends = [] {
     auto* all = new std::vector<const Backend*>();
-    for (const Variant& variant : variants) all->push_back(new CpuBackend(variant));
+    for (const Variant& variant : Variants()) all->push_back(new CpuBackend(variant));
     return all;
   }();
   return *backends;

@@ -2,8 +2,7 @@
 //
 // T provides: S (the SIMD type of kernels-inl.h), Acc (a vector of 32-bit sums), kExact (integer sums, which may be split without
 // changing a bit), kPerWord (factors in a word: 4 or 2), kChunkFeatures, Step (features that it multiplies at once), and the operations
-// used below. As in kernels-inl.h, all code
-// is in an anonymous namespace and uses no library function.
+// used below. As in kernels-inl.h, all code is in an anonymous namespace and uses no library function.
 //
 // A pair of panels is worked off in chunks of up to kChunk input features, so that its words stay in the L1 cache: scales and codes
 // of the chunk are decoded into scratch once (codes that are words already are read where they lie), then a register tile of
