@@ -4,14 +4,15 @@
 
 #include <cmath>
 
-#include "kernels/moe_kernel.h"
+#include "kernels/activation_kind.h"
+#include "kernels/host_device.h"
 
 namespace moed {
 
 // h = act(gate, up) in the precision of T (float or double), clamped first where the activation says so. NaN in gate or
 // up gives NaN: the comparisons are written so that NaN falls through to itself.
 template <typename T>
-T Activate(const Activation& activation, T gate, T up) {
+MOED_HD T Activate(const Activation& activation, T gate, T up) {
   if (activation.clamped) {
     const T limit = activation.limit;
     if (gate > limit) gate = limit;

@@ -14,6 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/accelerator.h"
+#include "kernels/activation_kind.h"
 #include "kernels/device_info.h"
 #include "kernels/expert_weights.h"
 #include "kernels/quant.h"
@@ -22,21 +24,6 @@
 
 namespace moed {
 
-// The gated activation h = act(gate, up).
-struct Activation {
-  enum class Kind : uint8_t {
-    kSilu,       // h = g * sigmoid(g) * u
-    kGelu,       // h = g * Phi(g) * u, Phi the normal distribution function (exact, erf)
-    kGeluTanh,   // h = gelu_tanh(g) * u
-    kSwigluOai,  // h = (u + 1) * g * sigmoid(alpha * g): gpt-oss
-  };
-  Kind kind = Kind::kSilu;
-  float alpha = 1.702f;  // kSwigluOai only
-  // When set: g = min(g, limit) and u = clamp(u, -limit, limit) before the formula.
-  bool clamped = false;
-  float limit = 0.0f;
-  bool operator==(const Activation&) const = default;
-};
 // "silu", "gelu", "gelu_tanh", "swiglu_oai", with ", limit 7" where clamped.
 std::string Describe(const Activation& activation);
 
@@ -89,7 +76,9 @@ struct BatchedExperts {
 // What a call may use. Owned by the engine: one per stream of calls, never shared by two calls at once.
 struct ExecContext {
   WorkerPool* pool = nullptr;
-  std::span<std::byte> workspace;  // at least PreparedMoe::WorkspaceBytes or BatchedWorkspaceBytes, aligned to 64 bytes
+  std::span<std::byte> workspace;  // at least PreparedMoe::WorkspaceBytes or BatchedWorkspaceBytes, aligned to 64 bytes; of layers on
+                                   // the host. A lane grows its own
+  Lane* lane = nullptr;            // of PreparedMoe::accelerator(), where it has one
 };
 
 class PreparedMoe {
@@ -101,7 +90,11 @@ class PreparedMoe {
   // the contract (nothing is written then); INTERNAL for device loss.
   virtual absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const = 0;
 
-  // Workspace for a call of up to `tokens` rows with `top_k` slots each.
+  // The device that holds the weights and runs the calls, which then need a lane of it and take tensors of either place; null: the
+  // host's processors, and host tensors only. Calls return when their output is complete, and with UNAVAILABLE when the device failed.
+  virtual Accelerator* accelerator() const { return nullptr; }
+
+  // Workspace for a call of up to `tokens` rows with `top_k` slots each, in the memory of the device that runs it.
   virtual size_t WorkspaceBytes(int64_t tokens, int top_k) const = 0;
 
   // out[e * max_m + r, H] = W2_e h + b2_e of row r < counts[e] of expert e: not weighted, computed in float32, one rounding to
@@ -128,6 +121,9 @@ class PreparedMoe {
 class Backend {
  public:
   virtual ~Backend() = default;
+
+  // Whether prepared weights and workspace take memory of the GPU rather than of the host.
+  virtual bool OnGpu() const { return false; }
 
   // Unique lower-case name: device, then what sets it apart ("cpu_avx2").
   virtual std::string Name() const = 0;

@@ -12,20 +12,22 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/host_device.h"
+
 namespace moed {
 
 // bfloat16 bits -> float: the bits are the upper half of the float.
-inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+MOED_HD inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 // float -> bfloat16 bits, round to nearest even. NaN stays NaN (quiet); overflow becomes infinity.
-inline uint16_t FloatToBf16(float value) {
+MOED_HD inline uint16_t FloatToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
 // binary16 bits -> float (exact, subnormals included).
-inline float F16ToFloat(uint16_t bits) {
+MOED_HD inline float F16ToFloat(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1F;
   const uint32_t mantissa = bits & 0x3FF;
@@ -36,7 +38,7 @@ inline float F16ToFloat(uint16_t bits) {
 }
 
 // float -> binary16 bits, round to nearest even; magnitudes that round to 65,520 or more become infinity.
-inline uint16_t FloatToF16(float value) {
+MOED_HD inline uint16_t FloatToF16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -51,7 +53,7 @@ inline uint16_t FloatToF16(float value) {
 }
 
 // FP8 E4M3 code -> float. 0x7F and 0xFF are NaN; the largest finite value is 448.
-inline float E4m3ToFloat(uint8_t code) {
+MOED_HD inline float E4m3ToFloat(uint8_t code) {
   const uint32_t exponent = (code >> 3) & 0xF;
   const uint32_t mantissa = code & 7;
   if (exponent == 0xF && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
@@ -61,7 +63,7 @@ inline float E4m3ToFloat(uint8_t code) {
 }
 
 // float -> FP8 E4M3 code, round to nearest even, saturating at +-448; NaN becomes 0x7F. -0 keeps its sign.
-inline uint8_t FloatToE4m3(float value) {
+MOED_HD inline uint8_t FloatToE4m3(float value) {
   if (std::isnan(value)) return 0x7F;
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
   const float magnitude = std::fabs(value);
@@ -74,14 +76,14 @@ inline uint8_t FloatToE4m3(float value) {
 }
 
 // FP4 E2M1 code (low 4 bits) -> float: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and the negatives (8 is -0).
-inline float E2m1ToFloat(uint8_t code) {
+MOED_HD inline float E2m1ToFloat(uint8_t code) {
   constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
   const float magnitude = kMagnitude[code & 7];
   return (code & 8) ? -magnitude : magnitude;
 }
 
 // float -> FP4 E2M1 code, round to nearest, ties to the even code, saturating at +-6. NaN becomes 7. -0 keeps its sign.
-inline uint8_t FloatToE2m1(float value) {
+MOED_HD inline uint8_t FloatToE2m1(float value) {
   const uint8_t sign = std::signbit(value) ? 8 : 0;
   const float a = std::fabs(value);
   // Midpoints between neighbours; a tie belongs to the even code, so every other comparison is strict.
@@ -96,7 +98,7 @@ inline uint8_t FloatToE2m1(float value) {
 }
 
 // FP6 E2M3 code (low 6 bits, bias 1) -> float; the largest magnitude is 7.5.
-inline float E2m3ToFloat(uint8_t code) {
+MOED_HD inline float E2m3ToFloat(uint8_t code) {
   const uint32_t exponent = (code >> 3) & 3;
   const uint32_t mantissa = code & 7;
   const float magnitude = exponent == 0 ? static_cast<float>(mantissa) / 8.0f
@@ -105,7 +107,7 @@ inline float E2m3ToFloat(uint8_t code) {
 }
 
 // FP6 E3M2 code (low 6 bits, bias 3) -> float; the largest magnitude is 28.
-inline float E3m2ToFloat(uint8_t code) {
+MOED_HD inline float E3m2ToFloat(uint8_t code) {
   const uint32_t exponent = (code >> 2) & 7;
   const uint32_t mantissa = code & 3;
   const float magnitude = exponent == 0 ? static_cast<float>(mantissa) / 16.0f
@@ -114,7 +116,7 @@ inline float E3m2ToFloat(uint8_t code) {
 }
 
 // E8M0 scale byte -> float: 2^(b-127). Byte 0 is the subnormal 2^-127, byte 255 is NaN.
-inline float E8m0ToFloat(uint8_t byte) {
+MOED_HD inline float E8m0ToFloat(uint8_t byte) {
   if (byte == 0) return std::bit_cast<float>(0x00400000u);
   if (byte == 255) return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);

@@ -27,18 +27,22 @@ constexpr const char* DTypeName(DType dtype) {
   return "?";
 }
 
+// Where the memory behind a view lies. Whoever takes a view says which places it takes; without a word it is the host.
+enum class Place : uint8_t { kHost, kDevice };
+
 // A read-only matrix [rows, cols].
 struct TensorView {
   const void* data = nullptr;  // may be null when rows == 0
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+  Place place = Place::kHost;
 
   size_t row_bytes() const { return static_cast<size_t>(cols) * DTypeBytes(dtype); }
   size_t bytes() const { return static_cast<size_t>(rows) * row_bytes(); }
   const void* row(int64_t r) const { return static_cast<const char*>(data) + static_cast<size_t>(r) * row_bytes(); }
   // Rows [first, first + count) of this view.
-  TensorView slice(int64_t first, int64_t count) const { return {row(first), dtype, count, cols}; }
+  TensorView slice(int64_t first, int64_t count) const { return {row(first), dtype, count, cols, place}; }
 };
 
 // A matrix [rows, cols] that is written.
@@ -47,11 +51,12 @@ struct MutableTensorView {
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+  Place place = Place::kHost;
 
   size_t row_bytes() const { return static_cast<size_t>(cols) * DTypeBytes(dtype); }
   size_t bytes() const { return static_cast<size_t>(rows) * row_bytes(); }
   void* row(int64_t r) const { return static_cast<char*>(data) + static_cast<size_t>(r) * row_bytes(); }
-  MutableTensorView slice(int64_t first, int64_t count) const { return {row(first), dtype, count, cols}; }
+  MutableTensorView slice(int64_t first, int64_t count) const { return {row(first), dtype, count, cols, place}; }
 };
 
 }  // namespace moed
