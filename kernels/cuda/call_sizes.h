@@ -1,0 +1,16 @@
+// Numbers that plans share with kernels and that need no CUDA.
+#ifndef MOED_KERNELS_CUDA_CALL_SIZES_H_
+#define MOED_KERNELS_CUDA_CALL_SIZES_H_
+
+#include <cstddef>
+
+namespace moed::cuda {
+
+inline constexpr size_t kArrayAlignment = 256;  // of arrays in device memory
+inline constexpr size_t kTileBytes = 16;        // of a Tile
+// Rows of a tile that the product exists for.
+inline constexpr int kTileRowChoices[] = {8, 16, 32, 64};
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_CALL_SIZES_H_

@@ -1,0 +1,78 @@
+#include "kernels/cuda/cuda_backends.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/activation_quant.h"
+#include "kernels/cuda/architectures.h"
+#include "kernels/cuda/build_info.h"
+#include "kernels/cuda/layer_plan.h"
+#include "kernels/cuda/prepare.h"
+
+namespace moed::cuda {
+namespace {
+
+constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call: indices of rows are 32 bits wide
+
+void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
+  const std::string_view build = BuildInfo();
+  if (build.find("sm_") == std::string_view::npos) reasons->push_back({"not_built", "moed was built without CUDA"});
+  if (!device.has_gpu) {
+    reasons->push_back({"gpu_missing", "the machine has no GPU"});
+  } else if (reasons->empty() && !RunsOn(build, device.cuda_major, device.cuda_minor)) {
+    reasons->push_back({"gpu_unsupported", absl::StrCat("the GPU has compute capability ", device.cuda_major, ".", device.cuda_minor,
+                                                        ", moed was built with ", BuildInfo())});
+  }
+}
+
+class CudaGeneric : public Backend {
+ public:
+  std::string Name() const override { return "cuda_generic"; }
+  std::string Description() const override { return "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums"; }
+  bool OnGpu() const override { return true; }
+
+  Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const override {
+    Verdict verdict;
+    CheckGpu(device, &verdict.reasons);
+    const std::pair<const char*, const ActivationScheme*> inputs[] = {
+        {"gate", &desc.scheme.gate.input}, {"up", &desc.scheme.up.input}, {"down", &desc.scheme.down.input}};
+    for (const auto& [projection, input] : inputs) {
+      if (CanQuantize(*input)) continue;
+      verdict.reasons.push_back({"scheme_unsupported", absl::StrCat(projection, ": activations quantized as ", ElementName(input->element),
+                                                                    " with ", ScaleName(input->scale), " scales: no such rule")});
+    }
+    CheckBatchedFormat(desc, &verdict.reasons);
+    if (desc.max_tokens * desc.top_k > kMostSlots) {
+      verdict.reasons.push_back({"shape_unsupported", absl::StrCat(desc.max_tokens, " rows of ", desc.top_k, " slots in a call, want at most ",
+                                                                   kMostSlots, " slots")});
+    }
+    if (verdict.ok()) CheckMemory(desc, device, &verdict);
+    return verdict;
+  }
+
+  size_t PreparedBytes(const MoeDesc& desc) const override { return OffsetsOf(PlanOf(desc), desc.num_experts).bytes; }
+
+  size_t WorkspaceBytes(const MoeDesc& desc) const override {
+    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, desc.max_tokens * desc.top_k, true, 0).end;
+  }
+
+  absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
+                                                       WorkerPool& pool) const override {
+    return PrepareOnGpu(desc, reader, pool);
+  }
+
+ private:
+  void CheckMemory(const MoeDesc& desc, const DeviceInfo& device, Verdict* verdict) const {
+    const size_t bytes = PreparedBytes(desc);
+    if (bytes <= device.gpu_free_bytes) return;
+    verdict->reasons.push_back(
+        {"memory", absl::StrCat("the layer needs ", bytes, " bytes of GPU memory, ", device.gpu_free_bytes, " are free")});
+  }
+};
+
+}  // namespace
+
+std::vector<const Backend*> CudaBackends() {
+  static const CudaGeneric* const generic = new CudaGeneric;
+  return {generic};
+}
+
+}  // namespace moed::cuda

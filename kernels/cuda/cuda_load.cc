@@ -1,0 +1,222 @@
+// Loading: experts are read and packed by the pool's threads into a ring of pinned buffers, from where the device copies them.
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_moe.h"
+#include "kernels/cuda/pack.h"
+#include "kernels/prepare_experts.h"
+
+namespace moed::cuda {
+namespace {
+
+constexpr size_t kRingBytes = size_t{512} << 20;  // of pinned memory, unless two experts need more
+
+// One array of one expert: where it is packed in a slot of the ring, and where it goes.
+struct Piece {
+  size_t in_slot = 0;
+  size_t bytes = 0;
+  size_t in_arena = 0;  // of expert 0; expert e is e * bytes further
+};
+
+// A matrix's arrays in a slot, in the order of PackTarget.
+struct MatrixPieces {
+  Piece codes, scales, zeros, bias, order, step_groups, globals;
+  std::vector<const Piece*> all() const { return {&codes, &scales, &zeros, &bias, &order, &step_groups, &globals}; }
+};
+
+MatrixPieces PiecesOf(const PackedShape& shape, const MatrixOffsets& offsets, size_t* end) {
+  const auto take = [end](size_t bytes, size_t in_arena) {
+    const Piece piece = {*end, bytes, in_arena};
+    *end += (bytes + 63) / 64 * 64;
+    return piece;
+  };
+  MatrixPieces pieces;
+  pieces.codes = take(shape.code_bytes(), offsets.codes);
+  pieces.scales = take(shape.scale_bytes(), offsets.scales);
+  pieces.zeros = take(shape.zero_bytes(), offsets.zeros);
+  pieces.bias = take(shape.bias_bytes(), offsets.bias);
+  pieces.order = take(shape.order_bytes(), offsets.order);
+  pieces.step_groups = take(shape.step_group_bytes(), offsets.step_groups);
+  pieces.globals = take(2 * sizeof(float), offsets.globals);
+  return pieces;
+}
+
+PackTarget TargetIn(const MatrixPieces& pieces, std::byte* slot) {
+  const auto at = [slot](const Piece& piece) { return piece.bytes > 0 ? slot + piece.in_slot : nullptr; };
+  return {at(pieces.codes),
+          at(pieces.scales),
+          at(pieces.zeros),
+          reinterpret_cast<float*>(at(pieces.bias)),
+          reinterpret_cast<int32_t*>(at(pieces.order)),
+          reinterpret_cast<int32_t*>(at(pieces.step_groups)),
+          reinterpret_cast<float*>(at(pieces.globals))};
+}
+
+// Pinned buffers that are filled by threads and emptied by a stream. Thread-safe.
+class Ring {
+ public:
+  ~Ring() {
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    for (Slot& slot : slots_) {
+      if (slot.copied != nullptr) cudaEventDestroy(slot.copied);
+    }
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  absl::Status Make(size_t slot_bytes, int most) {
+    absl::Status status = ToStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream for loading");
+    const int wanted = static_cast<int>(std::clamp<size_t>(kRingBytes / std::max<size_t>(slot_bytes, 1), 2, std::max(most, 2)));
+    slots_.resize(static_cast<size_t>(wanted));
+    for (Slot& slot : slots_) {
+      if (status.ok()) status = slot.buffer.Allocate(slot_bytes, "pinned buffer for loading");
+      if (status.ok()) status = ToStatus(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "event");
+      free_.push_back(&slot);
+    }
+    return status;
+  }
+
+  struct Slot {
+    HostBuffer buffer;
+    cudaEvent_t copied = nullptr;
+  };
+
+  // A slot whose last copies are done.
+  absl::StatusOr<Slot*> Take() {
+    Slot* slot;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      freed_.wait(lock, [this] { return !free_.empty(); });
+      slot = free_.back();
+      free_.pop_back();
+    }
+    absl::Status status = ToStatus(cudaEventSynchronize(slot->copied), "copy of weights");
+    if (status.ok()) return slot;
+    Give(slot);
+    return status;
+  }
+
+  void Give(Slot* slot) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      free_.push_back(slot);
+    }
+    freed_.notify_one();
+  }
+
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  std::vector<Slot> slots_;
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  std::vector<Slot*> free_;  // guarded by mutex_
+};
+
+class Loader {
+ public:
+  Loader(const MoeDesc& desc, const LayerPlan& plan)
+      : desc_(desc), plan_(plan), offsets_(OffsetsOf(plan, desc.num_experts)), stored_(3 * static_cast<size_t>(desc.num_experts)) {
+    gate_ = PiecesOf(plan.gate, offsets_.gate, &slot_bytes_);
+    if (!plan.paired) up_ = PiecesOf(plan.up, offsets_.up, &slot_bytes_);
+    down_ = PiecesOf(plan.down, offsets_.down, &slot_bytes_);
+  }
+
+  absl::StatusOr<DeviceBuffer> Load(const ExpertReader& reader, WorkerPool& pool) {
+    absl::Status status = arena_.Allocate(offsets_.bytes, "weights of a layer");
+    if (status.ok()) status = ring_.Make(slot_bytes_, std::min(pool.threads(), desc_.num_experts));
+    if (!status.ok()) return status;
+    status = ForEachExpert(desc_.num_experts, reader, pool,
+                           [this](int expert, ExpertWeights& weights) { return LoadExpert(expert, weights); });
+    if (status.ok()) status = CopyCommon();
+    if (!status.ok()) return status;
+    status = ToStatus(cudaStreamSynchronize(ring_.stream()), "copy of weights");
+    if (!status.ok()) return status;
+    return std::move(arena_);
+  }
+
+ private:
+  absl::Status LoadExpert(int expert, const ExpertWeights& weights) {
+    absl::Status status = CheckExpert(desc_, expert, weights);
+    if (!status.ok()) return status;
+    const float inputs[] = {weights.gate.input_scale, weights.up.input_scale, weights.down.input_scale};
+    for (size_t p = 0; p < 3; ++p) stored_[p * static_cast<size_t>(desc_.num_experts) + static_cast<size_t>(expert)] = inputs[p];
+    absl::StatusOr<Ring::Slot*> slot = ring_.Take();
+    if (!slot.ok()) return slot.status();
+    status = Pack(weights, (*slot)->buffer.data());
+    if (status.ok()) status = Copy(expert, **slot);
+    ring_.Give(*slot);
+    return status;
+  }
+
+  absl::Status Pack(const ExpertWeights& weights, std::byte* slot) const {
+    const LinearWeights* second = plan_.paired ? &weights.up : nullptr;
+    absl::Status status = PackMatrix(plan_.gate, weights.gate, second, TargetIn(gate_, slot));
+    if (status.ok() && !plan_.paired) status = PackMatrix(plan_.up, weights.up, nullptr, TargetIn(up_, slot));
+    if (status.ok()) status = PackMatrix(plan_.down, weights.down, nullptr, TargetIn(down_, slot));
+    return status;
+  }
+
+  absl::Status Copy(int expert, const Ring::Slot& slot) const {
+    for (const MatrixPieces* matrix : {&gate_, &up_, &down_}) {
+      for (const Piece* piece : matrix->all()) {
+        if (piece->bytes == 0) continue;
+        const cudaError_t error = cudaMemcpyAsync(arena_.data() + piece->in_arena + static_cast<size_t>(expert) * piece->bytes,
+                                                  slot.buffer.data() + piece->in_slot, piece->bytes, cudaMemcpyHostToDevice, ring_.stream());
+        if (error != cudaSuccess) return ToStatus(error, "copy of weights");
+      }
+    }
+    return ToStatus(cudaEventRecord(slot.copied, ring_.stream()), "copy of weights");
+  }
+
+  // What all experts share, and one value of each.
+  absl::Status CopyCommon() const {
+    const auto copy = [this](size_t at, const void* data, size_t bytes) {
+      return bytes == 0 ? cudaSuccess : cudaMemcpy(arena_.data() + at, data, bytes, cudaMemcpyHostToDevice);
+    };
+    cudaError_t error = copy(offsets_.stored, stored_.data(), stored_.size() * sizeof(float));
+    const auto order = [&](const PackedShape& shape, const MatrixOffsets& offsets, const WeightScheme& scheme) {
+      if (error != cudaSuccess || !shape.ordered || shape.own_order) return;
+      const std::vector<int32_t> common = CommonOrder(shape, scheme);
+      error = copy(offsets.common_order, common.data(), common.size() * sizeof(int32_t));
+    };
+    order(plan_.gate, offsets_.gate, desc_.scheme.gate.weights);
+    if (!plan_.paired) order(plan_.up, offsets_.up, desc_.scheme.up.weights);
+    order(plan_.down, offsets_.down, desc_.scheme.down.weights);
+    return ToStatus(error, "copy of weights");
+  }
+
+  const MoeDesc& desc_;
+  const LayerPlan& plan_;
+  const LayerOffsets offsets_;
+  size_t slot_bytes_ = 0;
+  MatrixPieces gate_, up_, down_;
+  std::vector<float> stored_;  // [3][E]; each expert's by the thread that reads it
+  DeviceBuffer arena_;
+  Ring ring_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool,
+                                                            Accelerator* accelerator) {
+  CudaDevice* const device = static_cast<CudaDevice*>(accelerator);
+  absl::Status failure = device->failure();
+  if (!failure.ok()) return failure;
+  for (const bool uneven : {false, true}) {
+    const LayerPlan plan = PlanOf(desc, uneven);
+    absl::StatusOr<DeviceBuffer> arena = Loader(desc, plan).Load(reader, pool);
+    // What only the bytes of the weights tell: act-order's groups may have any sizes.
+    if (absl::IsUnimplemented(arena.status()) && !uneven) continue;
+    if (!arena.ok()) return device->Report(arena.status());
+    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator));
+  }
+  return absl::InternalError("act-order: the groups fit no layout");
+}
+
+}  // namespace moed::cuda

@@ -1,0 +1,84 @@
+// Device code that several kernels share: conversions, copies to shared memory, matrix loads and products.
+#ifndef MOED_KERNELS_CUDA_DEVICE_INL_CUH_
+#define MOED_KERNELS_CUDA_DEVICE_INL_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/number_formats.h"
+#include "kernels/quant.h"
+#include "kernels/tensor.h"
+
+namespace moed::cuda {
+
+__device__ inline float Bits(uint32_t bits) { return __uint_as_float(bits); }
+
+// Element `at` of `x`.
+__device__ inline float LoadElement(const void* x, DType dtype, int64_t at) {
+  if (dtype == DType::kF32) return static_cast<const float*>(x)[at];
+  if (dtype == DType::kF16) return __half2float(static_cast<const __half*>(x)[at]);
+  return __bfloat162float(static_cast<const __nv_bfloat16*>(x)[at]);
+}
+
+__device__ inline void StoreElement(void* x, DType dtype, int64_t at, float value) {
+  if (dtype == DType::kF32) {
+    static_cast<float*>(x)[at] = value;
+  } else if (dtype == DType::kF16) {
+    static_cast<__half*>(x)[at] = __float2half_rn(value);
+  } else {
+    static_cast<__nv_bfloat16*>(x)[at] = __float2bfloat16_rn(value);
+  }
+}
+
+// Scale `at` of an array of `type`.
+__device__ inline float LoadScale(const uint8_t* scales, ScaleType type, int at) {
+  switch (type) {
+    case ScaleType::kNone: return 1.0f;
+    case ScaleType::kF32: return reinterpret_cast<const float*>(scales)[at];
+    case ScaleType::kBf16: return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]);
+    case ScaleType::kF16: return __half2float(reinterpret_cast<const __half*>(scales)[at]);
+    case ScaleType::kE8m0: return E8m0ToFloat(scales[at]);
+    case ScaleType::kE4m3: return E4m3ToFloat(scales[at]);
+  }
+  return 1.0f;
+}
+
+__device__ inline uint32_t SharedAddress(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+
+// 16 bytes from global to shared memory, past L1; `valid` false writes zeros and reads nothing.
+__device__ inline void CopyAsync16(uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0));
+}
+__device__ inline void CopyAsync4(uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0));
+}
+__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;\n"); }
+template <int kPending>
+__device__ inline void WaitCopies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+__device__ inline void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ inline void LoadMatrix2(uint32_t (&r)[2], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];\n" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
+}
+
+// c[16 x 8] += a[16 x 16] b[16 x 8], bf16 in, float32 sums.
+__device__ inline void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_DEVICE_INL_CUH_

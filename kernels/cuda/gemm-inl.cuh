@@ -1,0 +1,351 @@
+// The product of all schemes: expert weights in the packed layout times rows of bf16 terms, on mma.sync.
+//
+// A thread block of 4 warps owns one tile of rows of an expert and one row tile of 128 features: warp w the features 16 w to 16 w + 15 of
+// both halves, so that gate and up of a feature end in the same thread. Blocks of 64 inputs come through a ring in shared memory by
+// cp.async: each thread copies the chunks of weights that it alone reads, all share rows and scales. Sums of one slot (inputs under one
+// scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only and on an order fixed by
+// the weights: every tile size gives the same bits.
+#ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
+#define MOED_KERNELS_CUDA_GEMM_INL_CUH_
+
+#include "kernels/activation.h"
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/decode-inl.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace moed::cuda {
+
+// Bytes of one stage of the ring.
+template <Codes kCodes, int kTokens>
+struct StageLayout {
+  static constexpr int kStages = BitsOf(kCodes) == 32 ? 3 : BitsOf(kCodes) <= 8 && kTokens <= 16 ? 6 : 4;
+  static constexpr int kScales = BlockBytes(kCodes);
+  static constexpr int kZeros = kScales + kSteps * kTileRows * 4;
+  static constexpr int kRowScales = kZeros + kSteps * kTileRows;
+  static constexpr int kRows = kRowScales + kSteps * kTokens * 4;
+  static constexpr int kRowBytes = kBlockDepth * 2;
+  static constexpr int kTermBytes = kTokens * kRowBytes;
+  __host__ __device__ static int Bytes(int terms) { return kRows + terms * kTermBytes; }
+};
+
+// One thread block's share of a product.
+template <Codes kCodes, int kTokens>
+class TileProduct {
+ public:
+  using Layout = StageLayout<kCodes, kTokens>;
+  static constexpr int kColumns = kTokens / 8;  // tiles of 8 rows
+
+  __device__ TileProduct(const GemmArgs& args, const Tile& tile, int row_tile, uint8_t* ring, const int* rows)
+      : args_(args), weights_(args.weights), tile_(tile), row_tile_(row_tile), ring_(ring), rows_(rows),
+        stage_bytes_(Layout::Bytes(args.x.terms)) {
+    const int64_t expert = tile.expert;
+    codes_ = weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
+    const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
+    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + groups * scale_bytes();
+    if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
+    if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
+    for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
+    slots_ = GroupedRows() && weights_.slots < RowSlots() ? RowSlots() : weights_.slots;
+  }
+
+  __device__ void Run() {
+    Clear(sums_);
+#pragma unroll
+    for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load(stage);
+    for (int block = 0; block < weights_.blocks; ++block) {
+      WaitCopies<Layout::kStages - 2>();
+      __syncthreads();
+      Load(block + Layout::kStages - 1);
+      Accumulate(ring_ + block % Layout::kStages * stage_bytes_);
+    }
+    WaitCopies<0>();
+  }
+
+  __device__ void Store() const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        const int row = column * 8 + threadIdx.x % 4 * 2 + at % 2;
+        if (row < tile_.count) StoreOne(tile_.begin + row, rows_[row], at / 2 * 8, sums_[0][column][at], sums_[1][column][at]);
+      }
+    }
+  }
+
+ private:
+  using Sums = float[2][kColumns][4];
+
+  __device__ static void Clear(Sums& sums) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums[half][column][at] = 0.0f;
+      }
+    }
+  }
+
+  __device__ int scale_bytes() const {
+    return weights_.scale == ScaleType::kF32 ? 4 : weights_.scale == ScaleType::kE8m0 || weights_.scale == ScaleType::kE4m3 ? 1 : 2;
+  }
+  __device__ bool GroupedRows() const { return args_.x.scales != nullptr && args_.x.scale_steps > 0; }
+  __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
+  __device__ int GroupOf(int step) const {
+    if (step_groups_ != nullptr) return step_groups_[step];
+    const int group = step / weights_.group_steps;
+    return group < weights_.groups ? group : weights_.groups - 1;
+  }
+
+  // --- load ---
+
+  __device__ void Load(int block) {
+    if (block < weights_.blocks) {
+      const uint32_t stage = SharedAddress(ring_ + block % Layout::kStages * stage_bytes_);
+      LoadWeights(block, stage);
+      LoadRows(block, stage + Layout::kRows);
+      if (weights_.groups > 0) LoadScales(block, stage);
+      if (GroupedRows()) LoadRowScales(block, stage + Layout::kRowScales);
+    }
+    CommitCopies();
+  }
+
+  __device__ void LoadWeights(int block, uint32_t stage) const {
+    const uint8_t* from = codes_ + static_cast<int64_t>(block) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
+    const uint32_t to = stage + threadIdx.x * kChunkBytes;
+#pragma unroll
+    for (int chunk = 0; chunk < ChunksOf(kCodes) * 2; ++chunk) {
+      CopyAsync16(to + chunk * kTileThreads * kChunkBytes, from + chunk * kTileThreads * kChunkBytes);
+    }
+  }
+
+  // Rows of 128 bytes; the 16-byte pieces of row r are exchanged by r mod 8, so that eight rows' pieces lie in different banks.
+  __device__ void LoadRows(int block, uint32_t rows) const {
+    for (int at = threadIdx.x; at < args_.x.terms * kTokens * 8; at += kTileThreads) {
+      const int piece = at % 8, row = at / 8 % kTokens, term = at / 8 / kTokens;
+      const int from = rows_[row];
+      const uint16_t* source = args_.x.data + term * args_.x.term_stride + (from < 0 ? 0 : from) * args_.x.row_stride +
+                               static_cast<int64_t>(block) * kBlockDepth + piece * 8;
+      CopyAsync16(rows + term * Layout::kTermBytes + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source, from >= 0);
+    }
+  }
+
+  __device__ void LoadScales(int block, uint32_t stage) const {
+    const int pieces = 8 * scale_bytes();  // of 16 bytes, in a slot's 128 scales
+    if (static_cast<int>(threadIdx.x) < pieces * slots_) {
+      const int slot = threadIdx.x / pieces, piece = threadIdx.x % pieces;
+      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
+      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + group * kTileRows * scale_bytes() + piece * 16);
+    }
+    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < 8 * slots_) {
+      const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
+      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
+      CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
+    }
+  }
+
+  __device__ void LoadRowScales(int block, uint32_t scales) const {
+    for (int at = threadIdx.x; at < kTokens * slots_; at += kTileThreads) {
+      const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
+      int group = (block * kSteps + slot * (kSteps / slots_)) / args_.x.scale_steps;
+      group = group < args_.x.scale_stride ? group : args_.x.scale_stride - 1;
+      CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
+    }
+  }
+
+  // --- math ---
+
+  __device__ void Accumulate(const uint8_t* stage) {
+    Sums part;
+    ChunkReader<kCodes> reader[2];
+    const int steps_per_slot = kSteps / slots_;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % steps_per_slot == 0) Clear(part);
+      const int slot = step / steps_per_slot;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
+      MultiplyStep(stage, step, slot, reader, part);
+      if ((step + 1) % steps_per_slot == 0) AddScaled(stage, slot, part);
+    }
+  }
+
+  __device__ int FeatureInTile(int half, int second) const {
+    return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
+  }
+
+  __device__ void Zeros(const uint8_t* stage, int slot, int half, uint32_t (&zero)[2]) const {
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int value = zeros_ != nullptr ? stage[Layout::kZeros + slot * kTileRows + FeatureInTile(half, second)] : weights_.zero;
+      zero[second] = ZeroOperand<kCodes>(value);
+    }
+  }
+
+  __device__ void MultiplyStep(const uint8_t* stage, int step, int slot, const ChunkReader<kCodes> (&reader)[2], Sums& part) const {
+    constexpr int kTerms = WeightTerms(kCodes);
+    Fragment<kCodes> a[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t zero[2] = {};
+      if constexpr (IsInteger(kCodes)) Zeros(stage, slot, half, zero);
+      reader[half].Decode(step, zero, a[half]);
+    }
+    for (int term = 0; term < args_.x.terms; ++term) {
+      const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
+#pragma unroll
+      for (int column = 0; column < kColumns; column += 2) {
+        uint32_t b[4];
+        LoadRowsOperand(rows, step, column, b);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int t = 0; t < kTerms; ++t) {
+            if (kTerms > 1 && t + term > 2) continue;  // below float32's last bit
+            Multiply(part[half][column], a[half][t], b[0], b[1]);
+            if constexpr (kColumns > 1) Multiply(part[half][column + 1], a[half][t], b[2], b[3]);
+          }
+        }
+      }
+    }
+  }
+
+  // Operand B of columns `column` and, where there is one, `column` + 1.
+  __device__ static void LoadRowsOperand(uint32_t rows, int step, int column, uint32_t (&b)[4]) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kColumns > 1) {
+      const int row = column * 8 + lane / 16 * 8 + lane % 8, piece = step * 2 + lane / 8 % 2;
+      LoadMatrix4(b, rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16));
+    } else {
+      const int row = lane % 8, piece = step * 2 + lane / 8 % 2;
+      uint32_t two[2];
+      LoadMatrix2(two, rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16));
+      b[0] = two[0], b[1] = two[1];
+    }
+  }
+
+  __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
+    float scale[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        scale[half][second] = weights_.groups == 0 ? 1.0f
+                                                   : global_[half] * LoadScale(stage + Layout::kScales, weights_.scale,
+                                                                               slot * kTileRows + FeatureInTile(half, second));
+      }
+    }
+    const float* row_scales = reinterpret_cast<const float*>(stage + Layout::kRowScales) + slot * kTokens;
+    const bool grouped = GroupedRows();
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int row = column * 8 + threadIdx.x % 4 * 2;
+      const float row_scale[2] = {grouped ? row_scales[row] : 1.0f, grouped ? row_scales[row + 1] : 1.0f};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * row_scale[at % 2]);
+      }
+    }
+  }
+
+  // --- store ---
+
+  __device__ float Bias(int in_tile) const {
+    if (weights_.bias == nullptr) return 0.0f;
+    return weights_.bias[tile_.expert * weights_.bias_stride + static_cast<int64_t>(row_tile_) * kTileRows + in_tile];
+  }
+
+  // The sums of one row at the thread's feature of each half; `second` 0 or 8.
+  __device__ void StoreOne(int64_t sorted, int row, int second, float first, float other) const {
+    const float row_scale = args_.x.scales != nullptr && !GroupedRows() ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
+    const int in_half = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second;
+    const float sum[2] = {first * row_scale + Bias(in_half), other * row_scale + Bias(kHalfRows + in_half)};
+    if (args_.epilogue == Epilogue::kGateUp) {
+      StoreH(sorted, static_cast<int64_t>(row_tile_) * kHalfRows + in_half, sum[0], sum[1]);
+      return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t feature = static_cast<int64_t>(row_tile_) * kTileRows + half * kHalfRows + in_half;
+      if (args_.epilogue == Epilogue::kUp) {
+        if (feature < args_.gate_stride) StoreH(sorted, feature, args_.gate_in[sorted * args_.gate_stride + feature], sum[half]);
+      } else if (feature < args_.out_stride) {
+        args_.out[sorted * args_.out_stride + feature] = sum[half];
+      }
+    }
+  }
+
+  __device__ void StoreH(int64_t sorted, int64_t feature, float gate, float up) const {
+    if (feature >= args_.out_stride) return;
+    const float h = feature < weights_.rows ? Activate<float>(args_.activation, gate, up) : 0.0f;
+    if (args_.out != nullptr) {
+      args_.out[sorted * args_.out_stride + feature] = h;
+    } else {
+      args_.out_bf16[sorted * args_.out_stride + feature] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
+    }
+  }
+
+  const GemmArgs& args_;
+  const MatrixArgs& weights_;
+  const Tile tile_;
+  const int row_tile_;
+  uint8_t* const ring_;
+  const int* const rows_;
+  const int stage_bytes_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* scales_ = nullptr;
+  const uint8_t* zeros_ = nullptr;
+  const int32_t* step_groups_ = nullptr;
+  float global_[2] = {1.0f, 1.0f};
+  int slots_ = 1;
+  Sums sums_;
+};
+
+template <Codes kCodes, int kTokens>
+__global__ void __launch_bounds__(kTileThreads) Gemm(const GemmArgs* args, const SortArgs* sort) {
+  extern __shared__ __align__(128) uint8_t ring[];
+  __shared__ uint64_t words[sizeof(GemmArgs) / 8];
+  __shared__ int rows[kTokens];
+  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return;
+  const Tile tile = sort->tiles[blockIdx.x];
+  static_assert(sizeof(GemmArgs) % 8 == 0 && alignof(GemmArgs) == 8);
+  for (int at = threadIdx.x; at < static_cast<int>(sizeof(GemmArgs) / 8); at += kTileThreads) {
+    words[at] = reinterpret_cast<const uint64_t*>(args)[at];
+  }
+  if (threadIdx.x < kTokens) {
+    const int sorted = tile.begin + threadIdx.x;
+    const bool valid = static_cast<int>(threadIdx.x) < tile.count;
+    rows[threadIdx.x] = !valid ? -1 : args->x.by_sorted_row ? sorted : sort->source[sorted];
+  }
+  __syncthreads();
+  TileProduct<kCodes, kTokens> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
+  product.Run();
+  product.Store();
+}
+
+template <Codes kCodes, int kTokens>
+cudaError_t LaunchTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  using Layout = StageLayout<kCodes, kTokens>;
+  const int bytes = Layout::kStages * Layout::Bytes(launch.terms);
+  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  Gemm<kCodes, kTokens><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
+  return cudaGetLastError();
+}
+
+// Every number of rows of one kind of codes: the body of one source file, so that none takes long to compile.
+template <Codes kCodes>
+cudaError_t LaunchGemmOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.tokens) {
+    case 8: return LaunchTiles<kCodes, 8>(launch, args, sort, stream);
+    case 16: return LaunchTiles<kCodes, 16>(launch, args, sort, stream);
+    case 32: return LaunchTiles<kCodes, 32>(launch, args, sort, stream);
+    case 64: return LaunchTiles<kCodes, 64>(launch, args, sort, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_GEMM_INL_CUH_

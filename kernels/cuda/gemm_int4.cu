@@ -1,0 +1,11 @@
+// The product of gemm-inl.cuh for int4 codes.
+#include "kernels/cuda/gemm-inl.cuh"
+#include "kernels/cuda/gemm_kinds.h"
+
+namespace moed::cuda {
+
+cudaError_t LaunchGemmInt4(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  return LaunchGemmOf<Codes::kInt4>(launch, args, sort, stream);
+}
+
+}  // namespace moed::cuda

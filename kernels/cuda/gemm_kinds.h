@@ -1,0 +1,14 @@
+// The product's launcher for each kind of codes, one source file each.
+#ifndef MOED_KERNELS_CUDA_GEMM_KINDS_H_
+#define MOED_KERNELS_CUDA_GEMM_KINDS_H_
+
+#include "kernels/cuda/launch.h"
+
+namespace moed::cuda {
+
+using GemmLauncher = cudaError_t(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
+GemmLauncher LaunchGemmInt4, LaunchGemmFp4, LaunchGemmInt8, LaunchGemmFp8, LaunchGemmBf16, LaunchGemmF16, LaunchGemmF32;
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_GEMM_KINDS_H_

@@ -1,0 +1,39 @@
+// Launchers of the layer's kernels as plain declarations. Arguments are members of a CallBlock in device memory; capacities bound the
+// grids and may exceed what the call then has.
+#ifndef MOED_KERNELS_CUDA_LAUNCH_H_
+#define MOED_KERNELS_CUDA_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/call_sizes.h"
+#include "kernels/cuda/packed_layout.h"
+
+namespace moed::cuda {
+
+// Sorts the call's slots by expert and lists the tiles, in one kernel.
+cudaError_t LaunchSort(const SortArgs* args, int32_t experts, cudaStream_t stream);
+
+cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
+
+// One block of threads an operand row.
+cudaError_t LaunchStage(const StageArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
+
+// A product of all tiles with all row tiles of the weights. `terms`: Operand::terms, which fixes the shared memory.
+struct GemmLaunch {
+  Codes codes = Codes::kBf16;
+  int32_t tokens = 8;      // of kTileRowChoices; SortArgs::tile_rows
+  int32_t terms = 1;
+  int32_t tiles = 0;       // capacity
+  int32_t row_tiles = 0;
+  bool operator==(const GemmLaunch&) const = default;
+};
+cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
+
+cudaError_t LaunchCombine(const CombineArgs* args, int32_t capacity, int64_t cols, cudaStream_t stream);
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_LAUNCH_H_

@@ -1,0 +1,132 @@
+#include "kernels/cuda/layer_plan.h"
+
+#include <algorithm>
+
+#include "kernels/activation_quant.h"
+#include "kernels/cuda/call_sizes.h"
+
+namespace moed::cuda {
+namespace {
+
+// Hands out pieces of memory one after the other.
+class Cursor {
+ public:
+  explicit Cursor(size_t at) : at_(at) {}
+  size_t Take(size_t bytes) {
+    const size_t begin = at_;
+    at_ += (bytes + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment;
+    return begin;
+  }
+  size_t at() const { return at_; }
+
+ private:
+  size_t at_;
+};
+
+// Gate and up can be one matrix with one operand when they are described alike and no expert has a value of its own for one of them.
+bool CanPair(const QuantScheme& scheme) {
+  const ActivationScheme& input = scheme.gate.input;
+  const bool own_values = input.mode == ActivationMode::kStatic || (input.mode == ActivationMode::kDynamic && input.global_scale);
+  return scheme.gate == scheme.up && !scheme.gate.weights.act_order && !own_values;
+}
+
+OperandPlan OperandOf(const ActivationScheme& input, const PackedShape& shape, bool weighted, bool sorted) {
+  OperandPlan plan;
+  plan.by_sorted_row = sorted || weighted || shape.own_order;
+  if (input.mode == ActivationMode::kNone) return plan;
+  plan.quantized = true;
+  plan.spans_rows = SpansRows(input);
+  plan.stored = input.mode == ActivationMode::kStatic || input.global_scale;
+  plan.by_sorted_row = plan.by_sorted_row || plan.stored;
+  const bool grouped = input.mode == ActivationMode::kDynamic && !plan.spans_rows && input.group.cols > 0;
+  if (!grouped) return plan;
+  plan.group = input.group.cols;
+  plan.groups = GroupCount(shape.cols, input.group.cols);
+  plan.scaled_values = shape.ordered || plan.group % kStepDepth != 0;
+  plan.scale_steps = plan.scaled_values ? 0 : plan.group / kStepDepth;
+  return plan;
+}
+
+MatrixOffsets TakeMatrix(const PackedShape& shape, size_t experts, Cursor* cursor) {
+  MatrixOffsets offsets;
+  offsets.codes = cursor->Take(shape.code_bytes() * experts);
+  offsets.scales = cursor->Take(shape.scale_bytes() * experts);
+  offsets.zeros = cursor->Take(shape.zero_bytes() * experts);
+  offsets.bias = cursor->Take(shape.bias_bytes() * experts);
+  offsets.order = cursor->Take(shape.order_bytes() * experts);
+  offsets.step_groups = cursor->Take(shape.step_group_bytes() * experts);
+  offsets.globals = cursor->Take(2 * sizeof(float) * experts);
+  offsets.common_order = cursor->Take(shape.ordered && !shape.own_order ? static_cast<size_t>(shape.depth()) * sizeof(int32_t) : 0);
+  return offsets;
+}
+
+}  // namespace
+
+LayerPlan PlanOf(const MoeDesc& desc, bool uneven) {
+  const QuantScheme& scheme = desc.scheme;
+  LayerPlan plan;
+  plan.paired = CanPair(scheme);
+  plan.gate = ShapeOf(scheme.gate.weights, desc.intermediate, desc.hidden, plan.paired, desc.biases, uneven);
+  plan.up = ShapeOf(scheme.up.weights, desc.intermediate, desc.hidden, false, desc.biases, uneven);
+  plan.down = ShapeOf(scheme.down.weights, desc.hidden, desc.intermediate, false, desc.biases, uneven);
+  plan.gate_x = OperandOf(scheme.gate.input, plan.gate, desc.weight_on_input, false);
+  plan.up_x = OperandOf(scheme.up.input, plan.up, desc.weight_on_input, false);
+  plan.down_h = OperandOf(scheme.down.input, plan.down, false, true);
+  return plan;
+}
+
+LayerOffsets OffsetsOf(const LayerPlan& plan, int num_experts) {
+  const size_t experts = static_cast<size_t>(num_experts);
+  Cursor cursor(0);
+  LayerOffsets offsets;
+  offsets.gate = TakeMatrix(plan.gate, experts, &cursor);
+  if (!plan.paired) offsets.up = TakeMatrix(plan.up, experts, &cursor);
+  offsets.down = TakeMatrix(plan.down, experts, &cursor);
+  offsets.stored = cursor.Take(3 * sizeof(float) * experts);
+  offsets.bytes = cursor.at();
+  return offsets;
+}
+
+int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows) {
+  return (slots + std::min(slots, experts) * (tile_rows - 1)) / tile_rows;
+}
+
+int32_t TileRowsFor(int64_t slots, int64_t experts) {
+  // Half as many again as an expert has on average: most experts then fit one tile.
+  for (const int rows : kTileRowChoices) {
+    if (2 * rows * experts >= 3 * slots) return rows;
+  }
+  return kTileRowChoices[std::size(kTileRowChoices) - 1];
+}
+
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, bool float32, size_t begin) {
+  Cursor cursor(begin);
+  const auto take = [&](int64_t count, size_t bytes) { return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes); };
+  const auto operand = [&](const OperandPlan& input, const PackedShape& shape, size_t* data, size_t* scales) {
+    const int64_t count = input.by_sorted_row ? slots : rows;
+    *data = take(count * shape.depth() * input.terms(float32), sizeof(uint16_t));
+    *scales = take(input.quantized ? count * input.groups : 0, sizeof(float));
+  };
+  PartWorkspace w;
+  w.count = take(2 * desc.num_experts + 1, sizeof(int32_t));
+  w.source = take(slots, sizeof(int32_t));
+  w.slot = take(slots, sizeof(int32_t));
+  w.expert = take(slots, sizeof(int32_t));
+  w.position = take(slots, sizeof(int32_t));
+  w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
+  w.totals = take(2, sizeof(int32_t));
+  w.absmax = take(2, sizeof(uint32_t));
+  operand(plan.gate_x, plan.gate, &w.gate_x, &w.gate_scales);
+  if (!plan.paired) {
+    operand(plan.up_x, plan.up, &w.up_x, &w.up_scales);
+    w.gate_out = take(slots * plan.gate_stride(), sizeof(float));
+  }
+  const bool staged_h = !plan.direct_h() || float32;
+  if (staged_h) w.h = take(slots * plan.h_stride(), sizeof(float));
+  operand(plan.down_h, plan.down, &w.h_operand, &w.h_scales);
+  w.y = take(slots * desc.hidden, sizeof(float));
+  w.end = cursor.at();
+  return w;
+}
+
+}  // namespace moed::cuda

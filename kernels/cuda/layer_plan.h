@@ -1,0 +1,73 @@
+// What a layer looks like on the GPU, from its description alone: packed matrices, how inputs become operands, and the bytes of both.
+// Pure functions of plain values; no CUDA.
+#ifndef MOED_KERNELS_CUDA_LAYER_PLAN_H_
+#define MOED_KERNELS_CUDA_LAYER_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/packed_layout.h"
+#include "kernels/moe_kernel.h"
+
+namespace moed::cuda {
+
+// How the input of a product becomes its operand (call_block.h).
+struct OperandPlan {
+  bool quantized = false;
+  bool spans_rows = false;      // one scale for all rows of the request
+  bool scaled_values = false;   // groups of scales do not fall on steps: the operand holds code x scale, in three terms
+  bool by_sorted_row = false;   // differs between experts: one row for each slot, not each token
+  bool stored = false;          // each expert has a scale of its own in the file
+  int32_t group = 0;            // inputs of a scale's group; 0: the row
+  int64_t groups = 1;           // scales of a row
+  int32_t scale_steps = 0;      // steps of a scale's group, 0: one a row; where not scaled_values
+
+  // bf16 terms of values that come as float32 (or not).
+  int terms(bool float32) const { return scaled_values || (float32 && !quantized) ? 3 : 1; }
+  bool has_scales() const { return quantized && !scaled_values; }
+};
+
+struct LayerPlan {
+  bool paired = true;  // gate and up are one matrix and share their operand
+  PackedShape gate, up, down;  // `up` is unused when paired
+  OperandPlan gate_x, up_x, down_h;
+
+  // Whether the first product may write the second one's operand itself, as bf16.
+  bool direct_h() const { return !down_h.quantized && !down.ordered; }
+  // Floats of a row of h, gate's sums and y.
+  int64_t h_stride() const { return down.cols; }
+  int64_t gate_stride() const { return gate.row_tiles * kTileRows; }
+};
+
+// `uneven`: room for act-order groups of any sizes.
+LayerPlan PlanOf(const MoeDesc& desc, bool uneven = false);
+
+// Offsets of a layer's arrays in its one piece of device memory. Arrays of experts follow each other by expert.
+struct MatrixOffsets {
+  size_t codes = 0, scales = 0, zeros = 0, bias = 0, order = 0, step_groups = 0, globals = 0, common_order = 0;
+};
+struct LayerOffsets {
+  MatrixOffsets gate, up, down;
+  size_t stored = 0;  // float [3][E]: input scales of gate, up, down
+  size_t bytes = 0;   // of the whole layer
+};
+LayerOffsets OffsetsOf(const LayerPlan& plan, int num_experts);
+
+// Tiles that `slots` sorted rows of at most `experts` experts make, at most.
+int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
+
+// Rows of a tile for a call: few enough that tiles are full, many enough that weights are read once.
+int32_t TileRowsFor(int64_t slots, int64_t experts);
+
+// Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
+struct PartWorkspace {
+  size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
+  size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
+  size_t end = 0;
+};
+// `rows` of x, `slots` sorted rows at most. `float32`: x comes as f32.
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, bool float32, size_t begin);
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_LAYER_PLAN_H_

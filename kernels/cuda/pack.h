@@ -1,0 +1,38 @@
+// Packing canonical experts into the layout of packed_layout.h, on the host. Pure functions over memory that the caller owns; any
+// number of threads may pack different experts at once.
+#ifndef MOED_KERNELS_CUDA_PACK_H_
+#define MOED_KERNELS_CUDA_PACK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/packed_layout.h"
+#include "kernels/expert_weights.h"
+
+namespace moed::cuda {
+
+// Where one expert's part of each array goes: as many bytes as the shape's *_bytes() say; null where that is 0.
+struct PackTarget {
+  std::byte* codes = nullptr;
+  std::byte* scales = nullptr;
+  std::byte* zeros = nullptr;
+  float* bias = nullptr;
+  int32_t* order = nullptr;        // [depth]
+  int32_t* step_groups = nullptr;  // [4 blocks]
+  float* globals = nullptr;        // [2]: what the stored scales of half 0 and 1 are multiplied by
+};
+
+// The input at each position [depth], -1 for padding, of a shape that is ordered but not by expert: groups that are not a whole number of
+// steps, each padded to one.
+std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& scheme);
+
+// Packs one projection, or gate and up of a paired shape. UNIMPLEMENTED when act-order's groups do not fit the shape (make it with
+// `uneven` then); INVALID_ARGUMENT for a NaN among FP8 codes.
+absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const PackTarget& target);
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_PACK_H_

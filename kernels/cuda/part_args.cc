@@ -1,0 +1,202 @@
+#include "kernels/cuda/part_args.h"
+
+namespace moed::cuda {
+namespace {
+
+constexpr int kStageAlignment = 16;  // of rows that products read as they are
+
+class PartFiller {
+ public:
+  PartFiller(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base)
+      : moe_(moe), plan_(moe.plan()), desc_(moe.desc()), input_(input), w_(w), base_(base) {}
+
+  void Fill(PartArgs* args, PartLaunch* launch) {
+    *args = PartArgs();
+    *launch = PartLaunch();
+    launch->experts = desc_.num_experts;
+    launch->split = !plan_.paired;
+    FillSort(&args->sort);
+    launch->stage_gate = StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
+    if (!plan_.paired) {
+      launch->stage_up = StageX(plan_.up_x, plan_.up, moe_.offsets().up, 1, w_.up_x, w_.up_scales, args, &args->stage_up, &args->up.x);
+    }
+    FillGateUp(args);
+    launch->stage_down = StageH(args);
+    FillDown(args);
+    FillAbsMax(args, launch);
+    launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
+    if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
+    launch->down = LaunchOf(plan_.down, args->down, args->sort);
+  }
+
+ private:
+  template <typename T>
+  T* At(size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+  bool float32() const { return input_.dtype == DType::kF32; }
+  bool batched() const { return input_.counts != nullptr; }
+  bool direct_h() const { return plan_.direct_h() && !float32(); }
+
+  void FillSort(SortArgs* sort) const {
+    sort->rows = static_cast<int32_t>(input_.rows);
+    sort->top_k = input_.top_k;
+    sort->experts = desc_.num_experts;
+    sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts);
+    sort->ids = input_.ids;
+    sort->counts = input_.counts;
+    sort->max_m = static_cast<int32_t>(input_.max_m);
+    sort->count = At<int32_t>(w_.count);
+    sort->source = At<int32_t>(w_.source);
+    sort->slot = At<int32_t>(w_.slot);
+    sort->expert = At<int32_t>(w_.expert);
+    sort->position = At<int32_t>(w_.position);
+    sort->tiles = At<Tile>(w_.tiles);
+    sort->totals = At<int32_t>(w_.totals);
+    sort->absmax = At<uint32_t>(w_.absmax);
+  }
+
+  // Rows that are what the product wants already: bf16, whole blocks, nothing to be done to them.
+  bool IsOperand(const OperandPlan& plan, const PackedShape& shape) const {
+    return !plan.quantized && !desc_.weight_on_input && !shape.ordered && input_.dtype == DType::kBf16 && shape.cols == shape.depth() &&
+           reinterpret_cast<uintptr_t>(input_.x) % kStageAlignment == 0;
+  }
+
+  // The operand of gate or up; returns the rows to stage, 0 for none.
+  int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data, size_t scales,
+                 const PartArgs* args, StageArgs* stage, Operand* operand) const {
+    if (IsOperand(plan, shape)) {
+      operand->data = static_cast<uint16_t*>(const_cast<void*>(input_.x));
+      operand->row_stride = shape.cols;
+      return 0;
+    }
+    // Rows of batched experts are scattered among padding, which must not be read.
+    const bool sorted = plan.by_sorted_row || batched();
+    stage->x = input_.x;
+    stage->dtype = input_.dtype;
+    stage->x_stride = shape.cols;
+    stage->from_source = sorted;
+    if (desc_.weight_on_input && !batched()) stage->weights = input_.weights;
+    stage->rows = static_cast<int32_t>(input_.rows);
+    const ActivationScheme& scheme = projection == 0 ? desc_.scheme.gate.input : desc_.scheme.up.input;
+    FillStage(plan, shape, offsets, scheme, projection, data, scales, sorted, args->sort.absmax, stage);
+    *operand = stage->out;
+    return static_cast<int32_t>(sorted ? input_.slot_capacity : input_.row_capacity);
+  }
+
+  // What staging x and h have in common.
+  void FillStage(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, const ActivationScheme& scheme,
+                 int projection, size_t data, size_t scales, bool sorted, const uint32_t* absmax, StageArgs* stage) const {
+    const int64_t count = sorted ? input_.slot_capacity : input_.row_capacity;
+    stage->cols = shape.cols;
+    stage->depth = shape.depth();
+    stage->scheme = scheme;
+    stage->group = plan.group;
+    stage->scaled_values = plan.scaled_values;
+    stage->scratch = At<float>(scales);
+    if (plan.stored) stage->stored = moe_.stored(projection);
+    if (plan.spans_rows) stage->absmax = absmax;
+    stage->order = moe_.order(shape, offsets, &stage->order_stride);
+    Operand& out = stage->out;
+    out.data = At<uint16_t>(data);
+    out.row_stride = shape.depth();
+    out.term_stride = count * shape.depth();
+    out.terms = plan.terms(float32());
+    out.by_sorted_row = sorted;
+    if (!plan.has_scales()) return;
+    out.scales = At<float>(scales);
+    out.scale_stride = static_cast<int32_t>(plan.groups);
+    out.scale_steps = plan.scale_steps;
+  }
+
+  void FillGateUp(PartArgs* args) const {
+    args->gate.weights = moe_.gate();
+    args->gate.activation = desc_.activation;
+    GemmArgs* last = &args->gate;
+    if (plan_.paired) {
+      args->gate.epilogue = Epilogue::kGateUp;
+    } else {
+      args->gate.epilogue = Epilogue::kStore;
+      args->gate.out = At<float>(w_.gate_out);
+      args->gate.out_stride = plan_.gate_stride();
+      last = &args->up;
+      args->up.weights = moe_.up();
+      args->up.activation = desc_.activation;
+      args->up.epilogue = Epilogue::kUp;
+      args->up.gate_in = args->gate.out;
+      args->up.gate_stride = args->gate.out_stride;
+    }
+    if (direct_h()) {
+      last->out_bf16 = At<uint16_t>(w_.h_operand);
+      last->out_stride = plan_.down.depth();
+    } else {
+      last->out = At<float>(w_.h);
+      last->out_stride = plan_.h_stride();
+    }
+  }
+
+  // The operand of down; returns the rows to stage, 0 when the first product wrote it.
+  int32_t StageH(PartArgs* args) const {
+    Operand& operand = args->down.x;
+    if (direct_h()) {
+      operand.data = At<uint16_t>(w_.h_operand);
+      operand.row_stride = plan_.down.depth();
+      operand.by_sorted_row = true;
+      return 0;
+    }
+    StageArgs* stage = &args->stage_down;
+    stage->x = At<float>(w_.h);
+    stage->dtype = DType::kF32;
+    stage->x_stride = plan_.h_stride();
+    FillStage(plan_.down_h, plan_.down, moe_.offsets().down, desc_.scheme.down.input, 2, w_.h_operand, w_.h_scales, true,
+              args->sort.absmax + 1, stage);
+    operand = stage->out;
+    return static_cast<int32_t>(input_.slot_capacity);
+  }
+
+  void FillDown(PartArgs* args) const {
+    args->down.weights = moe_.down();
+    args->down.epilogue = Epilogue::kStore;
+    args->down.out = At<float>(w_.y);
+    args->down.out_stride = desc_.hidden;
+  }
+
+  void FillAbsMax(PartArgs* args, PartLaunch* launch) const {
+    if (plan_.gate_x.spans_rows || (!plan_.paired && plan_.up_x.spans_rows)) {
+      const bool sorted = batched() || desc_.weight_on_input;
+      const float* weights = desc_.weight_on_input && !batched() ? input_.weights : nullptr;
+      args->x_absmax = {input_.x, input_.dtype, desc_.hidden, desc_.hidden, sorted, sorted, weights, static_cast<int32_t>(input_.rows),
+                        args->sort.absmax};
+      launch->x_absmax = static_cast<int32_t>(sorted ? input_.slot_capacity : input_.row_capacity);
+    }
+    if (plan_.down_h.spans_rows) {
+      args->h_absmax = {At<float>(w_.h), DType::kF32, plan_.h_stride(), desc_.intermediate, true, false, nullptr, 0, args->sort.absmax + 1};
+      launch->h_absmax = static_cast<int32_t>(input_.slot_capacity);
+    }
+  }
+
+  GemmLaunch LaunchOf(const PackedShape& shape, const GemmArgs& args, const SortArgs& sort) const {
+    GemmLaunch launch;
+    launch.codes = shape.codes;
+    launch.tokens = sort.tile_rows;
+    launch.terms = args.x.terms;
+    launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
+    launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
+    return launch;
+  }
+
+  const CudaMoe& moe_;
+  const LayerPlan& plan_;
+  const MoeDesc& desc_;
+  const PartInput& input_;
+  const PartWorkspace& w_;
+  std::byte* const base_;
+};
+
+}  // namespace
+
+void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args, PartLaunch* launch) {
+  PartFiller(moe, input, w, base).Fill(args, launch);
+}
+
+}  // namespace moed::cuda
