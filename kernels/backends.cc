@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/cpu_backends.h"
 #include "kernels/cpu/reference.h"
+#include "kernels/cuda/build_info.h"
 
 namespace moed {
 
@@ -10,5 +11,7 @@ std::vector<const Backend*> LinkedBackends() {
   backends.push_back(&cpu::ReferenceBackend());
   return backends;
 }
+
+std::string CudaBuild() { return cuda::BuildInfo(); }
 
 }  // namespace moed

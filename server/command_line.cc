@@ -278,6 +278,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
   try {  // CLI11 reports by exceptions; they end here
     grammar.app.parse(static_cast<int>(argv.size()), argv.data());
   } catch (const CLI::CallForVersion& version) {
+    out.command = Command::kVersion;
     out.text = absl::StrCat(version.what(), "\n");
     return out;
   } catch (const CLI::CallForHelp&) {

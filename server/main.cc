@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/backends.h"
 #include "server/allocator.h"
 #include "server/commands.h"
 #include "server/options.h"
@@ -33,9 +34,12 @@ void SendLibraryLogsToSpdlog() {
   });
 }
 
+int Print(const std::string& text) { return std::fputs(text.c_str(), stdout) < 0 ? 2 : 0; }
+
 int Run(const moed::CommandLine& command) {
   switch (command.command) {
-    case moed::Command::kPrint: return std::fputs(command.text.c_str(), stdout) < 0 ? 2 : 0;
+    case moed::Command::kPrint: return Print(command.text);
+    case moed::Command::kVersion: return Print(command.text + moed::CudaBuild() + "\n");
     case moed::Command::kServe: return moed::RunServe(command.serve);
     case moed::Command::kExplain: return moed::RunExplain(command.explain);
     case moed::Command::kCheck: return moed::RunCheck(command.serve);

@@ -73,7 +73,8 @@ struct DequantizeOptions {
 };
 
 enum class Command {
-  kPrint,  // print `text` and succeed: --help, --version
+  kPrint,    // print `text` and succeed: --help
+  kVersion,  // the same, then a line about the build: --version
   kServe,
   kExplain,
   kCheck,  // uses `serve`

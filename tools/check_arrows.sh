@@ -15,6 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 tree="(//bench/... + //client/... + //engine/... + //kernels/... + //proto/... + //server/... + //tests/...)"
 vocabulary="//kernels:* except //kernels:backends"
 std="//third_party:absl_status + //third_party:pthread"
+# The toolkit, and the setting by which its objects are for more GPUs.
+cuda="@cuda//:* + //third_party/cuda:release"
 status=0
 
 query() {
@@ -39,15 +41,15 @@ direct() {
   report "$1" "$2" "$found"
 }
 
-# include LIBRARY HEADERS: HEADERS is what follows #include <, as a regular expression.
+# include LIBRARY HEADERS: LIBRARY is a label; HEADERS is what follows #include <, as a regular expression.
 include() {
   local files found
-  files="$(query "let others = kind('cc_.* rule', $tree) except rdeps($tree, //third_party:$1) in
+  files="$(query "let others = kind('cc_.* rule', $tree) except rdeps($tree, $1) in
     labels(srcs, \$others) + labels(hdrs, \$others)" | sed -n 's|^//||; s|:|/|p')"
   found="$(grep -sE "^ *# *include *[<\"]($2)" $files /dev/null || true)"
   [[ -n "$found" ]] || return 0
   status=1
-  echo "VIOLATED: includes of $1's headers need //third_party:$1 among the target's dependencies:"
+  echo "VIOLATED: includes of these headers need $1 among the target's dependencies:"
   sed 's/^/  /' <<<"$found"
 }
 
@@ -66,12 +68,12 @@ check_rules() {
   only "//kernels reaches std and absl status only" "$vocabulary" "$std"
   only "//kernels/cpu reaches the vocabulary of //kernels only" "filter('^//kernels/cpu[:/]', //kernels/...)" \
     "($vocabulary) + $std"
-  only "//kernels/cuda reaches the vocabulary of //kernels, CUDA and CUTLASS only" \
-    "filter('^//kernels/cuda[:/]', //kernels/...)" "($vocabulary) + $std + filter(':cu', //third_party:*)"
+  only "//kernels/cuda reaches the vocabulary of //kernels and CUDA only" "filter('^//kernels/cuda[:/]', //kernels/...)" \
+    "($vocabulary) + $std + $cuda"
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
   only "//engine:safetensors reaches absl's hash map and json only" "//engine:safetensors" "//third_party:absl_hash_map + //third_party:json + $std"
   only "//engine reaches //kernels, absl's hash map, json and spdlog only" "//engine:*" \
-    "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + $std"
+    "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + $std + $cuda"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
@@ -79,7 +81,7 @@ check_rules() {
     "($vocabulary) + //third_party:json + //third_party:cli11 + $std"
   only "//server:work_queue reaches std and absl status only" "//server:work_queue" "($vocabulary) + $std"
   only "//server reaches engine, kernels, proto and its libraries only" "//server:*" \
-    "//engine:* + //kernels/... + //proto:* + (//third_party:* except //third_party:catch2 except //third_party:benchmark)"
+    "//engine:* + //kernels/... + //proto:* + $cuda + (//third_party:* except //third_party:catch2 except //third_party:benchmark)"
   direct "//server reaches kernels through //kernels:backends only" "//server:*"
   only "//bench's ceilings and cases reach the vocabulary of //kernels only" "//bench:cases + //bench:ceilings + //bench:loops" \
     "($vocabulary) + $std"
@@ -91,13 +93,14 @@ check_rules() {
 }
 
 check_includes() {
-  include grpc 'grpc/|grpcpp/'
-  include protobuf 'google/protobuf/'
-  include json 'nlohmann/'
-  include spdlog 'spdlog/|fmt/'
-  include cli11 'CLI/'
-  include catch2 'catch2/'
-  include benchmark 'benchmark/'
+  include //third_party:grpc 'grpc/|grpcpp/'
+  include //third_party:protobuf 'google/protobuf/'
+  include //third_party:json 'nlohmann/'
+  include //third_party:spdlog 'spdlog/|fmt/'
+  include //third_party:cli11 'CLI/'
+  include //third_party:catch2 'catch2/'
+  include //third_party:benchmark 'benchmark/'
+  include @cuda//:runtime 'cuda|cublas|cooperative_groups|mma\.h'
 }
 
 # expect_violation RULE...: the rule, run apart, must report one.
@@ -112,7 +115,7 @@ self_test() {
   expect_violation only "made up" "//engine:model_config" "//engine:* + ($vocabulary) + $std"
   expect_violation direct "made up" "//tests/kernels:*"
   # Any target includes its own headers; here those of the tree stand for a library that nobody declares.
-  expect_violation include catch2 'engine/'
+  expect_violation include //third_party:catch2 'engine/'
 }
 
 errors="$(mktemp)"

@@ -3,7 +3,8 @@
 #   - an instruction-set file (a row of `tables`) defines no global or weak symbol but the functions that return its tables:
 #     an inline function of a header, compiled there with wider instructions, could be picked by the linker for all callers
 #   - no other file contains an AVX instruction, seen by its registers ymm and zmm
-# Looks at exactly the objects that the build of today makes; both checks prove first that they can fail.
+# Looks at exactly the objects that the build of today makes, and at the host's part of those that nvcc makes; both checks prove
+# first that they can fail.
 set -euo pipefail
 shopt -s inherit_errexit
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -22,7 +23,7 @@ status=0
 # Lines "TARGET OBJECT" of everything that is compiled below kernels/ and engine/ and exists: a target's actions for
 # position-independent and for other code are both listed, and a build runs those that it needs.
 list_objects() {
-  bazel aquery --noshow_progress --output=text 'mnemonic("CppCompile", //kernels/... + //engine/...)' 2>"$work/errors" |
+  bazel aquery --noshow_progress --output=text 'mnemonic("CppCompile|CudaCompile", //kernels/... + //engine/...)' 2>"$work/errors" |
     awk '$1 == "Target:" { target = $2 }
          $1 == "Outputs:" { gsub(/[][,]/, " "); for (i = 2; i <= NF; ++i) if ($i ~ /\.o$/) print target, $i }' |
     while read -r target object; do

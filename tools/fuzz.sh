@@ -109,6 +109,7 @@ report() {
 }
 
 parse_arguments "$@"
+export MOED_CUDA=none  # nvcc's host code comes from g++
 tools/setup.sh tools/packages_clang.txt
 work="$root/.cache/fuzz/$target"
 ended=0

@@ -38,6 +38,7 @@ run_under() {
 }
 
 parse_arguments "$@"
+export MOED_CUDA=none  # nvcc's host code comes from g++
 tools/setup.sh tools/packages_clang.txt
 programs="$(list_programs)"
 mapfile -t compiled < <(grep -vxF -e "$(printf '%s\n' "${scripts[@]}")" <<<"$programs")

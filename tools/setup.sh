@@ -67,3 +67,6 @@ if ((${#wanted[@]} > 0)); then
   apt_get install -y --no-install-recommends "${wanted[@]}"
 fi
 check_versions
+
+# The one part of the build that is not from Debian.
+tools/cuda_wheels.sh

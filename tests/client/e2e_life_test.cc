@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/moed_client.h"
+#include "kernels/backends.h"
 #include "tests/client/golden_models.h"
 #include "tests/client/running_server.h"
 #include "tests/support/temp_dir.h"
@@ -306,6 +307,12 @@ TEST_CASE("A server that finds its address taken leaves the other one's ready fi
   const RunningServer server({Deepseek()});
   CheckRefusedStart({"--model", Deepseek(), "--listen", server.tcp(), "--ready-file", server.ready_file()}, {server.tcp()});
   CHECK(Exists(server.ready_file()));
+}
+
+TEST_CASE("moed --version prints the version, then the CUDA part of its build") {
+  const Finished finished = RunToEnd({kMoed, "--version"});
+  CHECK(finished.exit_code == 0);
+  CHECK(finished.out == "moed 0.1.0\n" + CudaBuild() + "\n");
 }
 
 TEST_CASE("Options of other versions are refused with exit code 2") {

@@ -299,6 +299,7 @@ TEST_CASE("Help has examples and the version is printed") {
   CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file") && Contains("int8"));
   CHECK_THAT(Parse({"explain", "--help"})->text, Contains("--activations"));
   CHECK(Parse({"--version"})->text == "moed 0.1.0\n");
+  CHECK(Parse({"--version"})->command == Command::kVersion);
 }
 
 TEST_CASE("A masked feature takes along what cannot exist without it") {

@@ -26,7 +26,8 @@ commands="build, demo, test, sanitize, fuzz, bench, install, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
-refused 'build: wanted no arguments, got "x"' build x
+refused 'build: unknown argument "x"; options: --release' build x
+refused 'build: wanted at most --release, got 2 arguments' build --release x
 refused 'demo: wanted no arguments, got "--fast"' demo --fast
 refused 'help: wanted no arguments, got "x"' help x
 refused 'test: unknown option "--frob"; options: --models DIR' test --frob
