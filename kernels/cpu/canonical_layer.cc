@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/cpu/packed_layer.h"
-#include "kernels/cpu/prepare_experts.h"
+#include "kernels/prepare_experts.h"
 
 namespace moed::cpu {
 namespace {

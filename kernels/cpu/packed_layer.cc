@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/prepare_experts.h"
+#include "kernels/prepare_experts.h"
 
 namespace moed::cpu {
 namespace {

@@ -1,8 +1,8 @@
-#include "kernels/cpu/prepare_experts.h"
+#include "kernels/prepare_experts.h"
 
 #include "absl/strings/str_cat.h"
 
-namespace moed::cpu {
+namespace moed {
 namespace {
 
 absl::Status CheckProjection(const char* projection, int expert, const LinearWeights& weights, const WeightScheme& scheme,
@@ -47,4 +47,4 @@ size_t CanonicalExpertBytes(const MoeDesc& desc) {
                              ProjectionBytes(scheme.down.weights, desc.hidden, desc.intermediate, desc.biases));
 }
 
-}  // namespace moed::cpu
+}  // namespace moed

@@ -1,6 +1,6 @@
 // Reading all experts of a layer in parallel, one canonical buffer per worker.
-#ifndef MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
-#define MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
+#ifndef MOED_KERNELS_PREPARE_EXPERTS_H_
+#define MOED_KERNELS_PREPARE_EXPERTS_H_
 
 #include <mutex>
 #include <new>
@@ -11,7 +11,7 @@
 #include "kernels/moe_kernel.h"
 #include "kernels/worker_pool.h"
 
-namespace moed::cpu {
+namespace moed {
 
 // INTERNAL unless `weights` are what `desc` promises (shapes, schemes, biases): packers and decoders index by the promise.
 absl::Status CheckExpert(const MoeDesc& desc, int expert, const ExpertWeights& weights);
@@ -45,6 +45,6 @@ absl::Status ForEachExpert(int experts, const ExpertReader& reader, WorkerPool& 
   return first_error;
 }
 
-}  // namespace moed::cpu
+}  // namespace moed
 
-#endif  // MOED_KERNELS_CPU_PREPARE_EXPERTS_H_
+#endif  // MOED_KERNELS_PREPARE_EXPERTS_H_
