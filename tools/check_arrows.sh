@@ -67,7 +67,7 @@ check_rules() {
   only "//kernels/cpu reaches the vocabulary of //kernels only" "filter('^//kernels/cpu[:/]', //kernels/...)" \
     "($vocabulary) + $std"
   only "//kernels/cuda reaches the vocabulary of //kernels, CUDA and CUTLASS only" \
-    "filter('^//kernels/cuda[:/]', //kernels/...)" "($vocabulary) + $std + filter(':cu', //third_party:*)"
+    "filter('^//kernels/cuda[:/]', //kernels/...)" "($vocabulary) + $std + @cuda//:runtime"
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
   only "//engine:safetensors reaches absl's hash map and json only" "//engine:safetensors" "//third_party:absl_hash_map + //third_party:json + $std"
   only "//engine reaches //kernels, absl's hash map, json and spdlog only" "//engine:*" \
