@@ -8,8 +8,8 @@
 #include "kernels/activation.h"
 #include "kernels/activation_quant.h"
 #include "kernels/convert.h"
-#include "kernels/prepare_experts.h"
 #include "kernels/cpu/token_sort.h"
+#include "kernels/prepare_experts.h"
 
 namespace moed::cpu {
 namespace {

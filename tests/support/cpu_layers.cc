@@ -34,27 +34,6 @@ std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc
   return *std::move(moe);
 }
 
-WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group, bool zero_points) {
-  WeightScheme scheme;
-  scheme.element = element;
-  scheme.scale = scale;
-  scheme.group = group;
-  scheme.zero_points = zero_points;
-  return scheme;
-}
-
-ActivationScheme Input(ActivationMode mode, ElementType element, ScaleType scale, GroupShape group, ScaleRule rule) {
-  ActivationScheme scheme;
-  scheme.mode = mode;
-  scheme.element = element;
-  scheme.scale = scale;
-  scheme.group = group;
-  scheme.rule = rule;
-  return scheme;
-}
-
-ActivationScheme Int8(ActivationMode mode, int32_t rows) { return Input(mode, ElementType::kInt8, ScaleType::kF32, {rows, 0}); }
-
 void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
   const BatchedRows rows(desc, batch);
   const auto got = RunBatchedLayer(moe, rows, DType::kF32, Pool());

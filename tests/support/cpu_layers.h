@@ -1,4 +1,4 @@
-// What tests of the CPU backends share: threads, who runs a layer here, schemes in one line, both activation formats compared.
+// What tests of the CPU backends share: threads, who runs a layer here, schemes (schemes.h), both activation formats compared.
 // Failures fail the running test case.
 #ifndef MOED_TESTS_SUPPORT_CPU_LAYERS_H_
 #define MOED_TESTS_SUPPORT_CPU_LAYERS_H_
@@ -8,6 +8,7 @@
 
 #include "kernels/moe_kernel.h"
 #include "tests/support/random_layer.h"
+#include "tests/support/schemes.h"
 
 namespace moed::testing {
 
@@ -20,11 +21,6 @@ std::vector<const Backend*> BackendsFor(const MoeDesc& desc);
 
 // With Pool().
 std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc, const ExpertReader& experts);
-
-WeightScheme Weights(ElementType element, ScaleType scale, GroupShape group, bool zero_points = false);
-ActivationScheme Input(ActivationMode mode, ElementType element, ScaleType scale, GroupShape group, ScaleRule rule = ScaleRule::kAbsMax);
-// Int8 with one float32 scale for a row (`rows` = 1) or for all of them (0).
-ActivationScheme Int8(ActivationMode mode, int32_t rows);
 
 // `moe` in the batched-experts format, combined by hand, gives what it gave in the standard format: `run` [rows, H], float32, to 1e-6.
 // Not for layers with the weight on the input, whose rows a dispatcher multiplies first.
