@@ -62,8 +62,12 @@ absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBat
   return result;
 }
 
+std::unique_ptr<PreparedMoe> JudgeOf(const MoeDesc& desc, const ExpertReader& experts) {
+  return PrepareOn(cuda::ReferenceBackend(), desc, experts);
+}
+
 JudgedLayer::JudgedLayer(const MoeDesc& desc, uint64_t seed, const Backend& backend)
-    : desc_(desc), experts_(desc, seed), moe_(PrepareOn(backend, desc, experts_)), judge_(PrepareOn(cuda::ReferenceBackend(), desc, experts_)) {}
+    : desc_(desc), experts_(desc, seed), moe_(PrepareOn(backend, desc, experts_)), judge_(JudgeOf(desc, experts_)) {}
 
 double JudgedLayer::Compare(int64_t rows, DType dtype, double bound, uint64_t seed) const {
   const RandomBatch batch(desc_, rows, desc_.top_k, dtype, seed);

@@ -22,6 +22,9 @@ void PoisonLane(size_t bytes);
 // `batch` through `moe` on GpuLane() with poisoned workspace and output, as float32.
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype);
 
+// `experts` on the judge.
+std::unique_ptr<PreparedMoe> JudgeOf(const MoeDesc& desc, const ExpertReader& experts);
+
 // One layer of random experts on a backend and on the judge.
 class JudgedLayer {
  public:

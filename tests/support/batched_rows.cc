@@ -71,13 +71,14 @@ BatchedExperts BatchedRows::view() const {
 
 int64_t BatchedRows::counted() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-absl::StatusOr<BatchedOutput> RunBatchedLayer(const PreparedMoe& moe, const BatchedRows& rows, DType dtype, WorkerPool& pool) {
+absl::StatusOr<BatchedOutput> RunBatchedLayer(const PreparedMoe& moe, const BatchedRows& rows, DType dtype, WorkerPool& pool,
+                                              Lane* lane) {
   const BatchedExperts batch = rows.view();
-  const size_t bytes = moe.BatchedWorkspaceBytes(rows.counted());
+  const size_t bytes = lane == nullptr ? moe.BatchedWorkspaceBytes(rows.counted()) : 0;
   MutableTensorView out = {nullptr, dtype, batch.x.rows, rows.hidden};
   Watched workspace(bytes, kNaN), memory(out.bytes(), kPattern);
   out.data = memory.data();
-  ExecContext context{.pool = &pool, .workspace = std::as_writable_bytes(std::span(workspace.data(), bytes))};
+  ExecContext context{.pool = &pool, .workspace = std::as_writable_bytes(std::span(workspace.data(), bytes)), .lane = lane};
   absl::Status status = moe.RunBatched(batch, out, context);
   if (!status.ok()) return status;
   BatchedOutput output;

@@ -33,7 +33,9 @@ struct BatchedOutput {
 };
 
 // Runs a prepared layer with an exact workspace full of NaN and an output of `dtype` full of a pattern.
-absl::StatusOr<BatchedOutput> RunBatchedLayer(const PreparedMoe& moe, const BatchedRows& rows, DType dtype, WorkerPool& pool);
+// `lane`: of layers on an accelerator, whose workspace it then is.
+absl::StatusOr<BatchedOutput> RunBatchedLayer(const PreparedMoe& moe, const BatchedRows& rows, DType dtype, WorkerPool& pool,
+                                              Lane* lane = nullptr);
 
 // What a dispatcher makes of the results: [rows, H] of `batch`, slots in order, by fused multiply-adds. With `weighted` false the
 // results are added as they are.

@@ -34,9 +34,9 @@ std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc
   return *std::move(moe);
 }
 
-void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run) {
+void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run, Lane* lane) {
   const BatchedRows rows(desc, batch);
-  const auto got = RunBatchedLayer(moe, rows, DType::kF32, Pool());
+  const auto got = RunBatchedLayer(moe, rows, DType::kF32, Pool(), lane);
   REQUIRE(got.ok());
   CHECK(got->intact);
   const Judgement judgement = Judge(CombineByHand(batch, rows, *got), run, desc.hidden, 1e-6);

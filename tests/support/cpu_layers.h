@@ -24,7 +24,9 @@ std::unique_ptr<PreparedMoe> Prepare(const Backend& backend, const MoeDesc& desc
 
 // `moe` in the batched-experts format, combined by hand, gives what it gave in the standard format: `run` [rows, H], float32, to 1e-6.
 // Not for layers with the weight on the input, whose rows a dispatcher multiplies first.
-void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run);
+// `lane`: of layers on an accelerator.
+void CompareBatched(const PreparedMoe& moe, const MoeDesc& desc, const RandomBatch& batch, const std::vector<float>& run,
+                    Lane* lane = nullptr);
 
 }  // namespace moed::testing
 
