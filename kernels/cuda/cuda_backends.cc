@@ -51,7 +51,7 @@ class CudaGeneric : public Backend {
   size_t PreparedBytes(const MoeDesc& desc) const override { return OffsetsOf(PlanOf(desc), desc.num_experts).bytes; }
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
-    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, desc.max_tokens * desc.top_k, true, 0).end;
+    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, desc.max_tokens * desc.top_k, DType::kF32, 0).end;
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,

@@ -71,11 +71,10 @@ class LayoutMaker {
     l.factor = Take(rows, sizeof(float));
     l.x = Take(x_on_host_ ? std::max(rows, input_.x.rows) : 0, input_.x.row_bytes());
     l.out = Take(out_on_host_ ? std::max(rows, input_.x.rows) : 0, static_cast<size_t>(input_.x.cols) * DTypeBytes(out_dtype_));
-    const bool float32 = input_.x.dtype == DType::kF32;
-    l.part[0] = WorkspaceOf(target_.routed->desc(), target_.routed->plan(), rows, slots, float32, at_);
+    l.part[0] = WorkspaceOf(target_.routed->desc(), target_.routed->plan(), rows, slots, input_.x.dtype, at_);
     at_ = l.part[0].end;
     if (target_.shared != nullptr) {
-      l.part[1] = WorkspaceOf(target_.shared->desc(), target_.shared->plan(), rows, rows, float32, at_);
+      l.part[1] = WorkspaceOf(target_.shared->desc(), target_.shared->plan(), rows, rows, input_.x.dtype, at_);
       at_ = l.part[1].end;
     }
     l.bytes = at_;

@@ -99,12 +99,12 @@ int32_t TileRowsFor(int64_t slots, int64_t experts) {
   return kTileRowChoices[std::size(kTileRowChoices) - 1];
 }
 
-PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, bool float32, size_t begin) {
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin) {
   Cursor cursor(begin);
   const auto take = [&](int64_t count, size_t bytes) { return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes); };
-  const auto operand = [&](const OperandPlan& input, const PackedShape& shape, size_t* data, size_t* scales) {
+  const auto operand = [&](const OperandPlan& input, const PackedShape& shape, int value_terms, size_t* data, size_t* scales) {
     const int64_t count = input.by_sorted_row ? slots : rows;
-    *data = take(count * shape.depth() * input.terms(float32), sizeof(uint16_t));
+    *data = take(count * shape.depth() * input.terms(value_terms), sizeof(uint16_t));
     *scales = take(input.quantized ? count * input.groups : 0, sizeof(float));
   };
   PartWorkspace w;
@@ -116,14 +116,14 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t ro
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
   w.totals = take(2, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));
-  operand(plan.gate_x, plan.gate, &w.gate_x, &w.gate_scales);
+  operand(plan.gate_x, plan.gate, TermsOf(dtype), &w.gate_x, &w.gate_scales);
   if (!plan.paired) {
-    operand(plan.up_x, plan.up, &w.up_x, &w.up_scales);
+    operand(plan.up_x, plan.up, TermsOf(dtype), &w.up_x, &w.up_scales);
     w.gate_out = take(slots * plan.gate_stride(), sizeof(float));
   }
-  const bool staged_h = !plan.direct_h() || float32;
+  const bool staged_h = !plan.direct_h() || TermsOfH(dtype) > 1;
   if (staged_h) w.h = take(slots * plan.h_stride(), sizeof(float));
-  operand(plan.down_h, plan.down, &w.h_operand, &w.h_scales);
+  operand(plan.down_h, plan.down, TermsOfH(dtype), &w.h_operand, &w.h_scales);
   w.y = take(slots * desc.hidden, sizeof(float));
   w.end = cursor.at();
   return w;

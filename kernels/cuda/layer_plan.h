@@ -22,8 +22,8 @@ struct OperandPlan {
   int64_t groups = 1;           // scales of a row
   int32_t scale_steps = 0;      // steps of a scale's group, 0: one a row; where not scaled_values
 
-  // bf16 terms of values that come as float32 (or not).
-  int terms(bool float32) const { return scaled_values || (float32 && !quantized) ? 3 : 1; }
+  // bf16 terms of the operand whose values come in `value_terms`.
+  int terms(int value_terms) const { return scaled_values ? 3 : quantized ? 1 : value_terms; }
   bool has_scales() const { return quantized && !scaled_values; }
 };
 
@@ -53,6 +53,11 @@ struct LayerOffsets {
 };
 LayerOffsets OffsetsOf(const LayerPlan& plan, int num_experts);
 
+// bf16 numbers whose sum is a hidden state of `dtype`, exactly.
+constexpr int TermsOf(DType dtype) { return dtype == DType::kF32 ? 3 : dtype == DType::kF16 ? 2 : 1; }
+// The same for h, which is bf16 unless x is f32.
+constexpr int TermsOfH(DType dtype) { return dtype == DType::kF32 ? 3 : 1; }
+
 // Tiles that `slots` sorted rows of at most `experts` experts make, at most.
 int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
 
@@ -65,8 +70,8 @@ struct PartWorkspace {
   size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
   size_t end = 0;
 };
-// `rows` of x, `slots` sorted rows at most. `float32`: x comes as f32.
-PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, bool float32, size_t begin);
+// `rows` of x in `dtype`, `slots` sorted rows at most.
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin);
 
 }  // namespace moed::cuda
 

@@ -34,9 +34,8 @@ class PartFiller {
   T* At(size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
-  bool float32() const { return input_.dtype == DType::kF32; }
   bool batched() const { return input_.counts != nullptr; }
-  bool direct_h() const { return plan_.direct_h() && !float32(); }
+  bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
 
   void FillSort(SortArgs* sort) const {
     sort->rows = static_cast<int32_t>(input_.rows);
@@ -87,6 +86,7 @@ class PartFiller {
   // What staging x and h have in common.
   void FillStage(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, const ActivationScheme& scheme,
                  int projection, size_t data, size_t scales, bool sorted, const uint32_t* absmax, StageArgs* stage) const {
+    const int value_terms = projection == 2 ? TermsOfH(input_.dtype) : TermsOf(input_.dtype);
     const int64_t count = sorted ? input_.slot_capacity : input_.row_capacity;
     stage->cols = shape.cols;
     stage->depth = shape.depth();
@@ -101,7 +101,7 @@ class PartFiller {
     out.data = At<uint16_t>(data);
     out.row_stride = shape.depth();
     out.term_stride = count * shape.depth();
-    out.terms = plan.terms(float32());
+    out.terms = plan.terms(value_terms);
     out.by_sorted_row = sorted;
     if (!plan.has_scales()) return;
     out.scales = At<float>(scales);
