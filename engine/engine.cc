@@ -34,6 +34,8 @@ HostStatus DescribeHost(const EngineOptions& options) {
   host.processors = options.device.cores;
   host.cpu_quota = options.device.cpu_quota;
   host.numa_nodes = NodesOfProcessors(UsableProcessors());
+  host.gpu = options.device.has_gpu ? options.device.gpu_name : "";
+  host.gpu_free_bytes = options.device.has_gpu ? options.device.gpu_free_bytes : 0;
   return host;
 }
 
@@ -87,18 +89,11 @@ absl::Status Engine::Plan(const std::string& name, const std::string& path) {
 }
 
 absl::Status Engine::CheckMemory(const Model& added) const {
-  Model::Need need = added.need();
-  for (const std::shared_ptr<Model>& other : models_) {
-    need.weights += other->need().weights;
-    need.workspace = std::max(need.workspace, other->need().workspace);
-  }
-  const uint64_t machine = options_.device.memory_bytes;
-  const bool own_limit = options_.memory_limit != 0 && (machine == 0 || options_.memory_limit <= machine);
-  const uint64_t limit = own_limit ? options_.memory_limit : machine;
-  if (limit == 0 || need.weights + need.workspace <= limit) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("model ", added.name(), ": with it ", need.weights, " bytes are needed for experts and ",
-                                                   need.workspace, " for workspace, ", limit, " are allowed",
-                                                   own_limit ? " (memory limit)" : " (memory of the machine)"));
+  MemoryNeed need = added.need();
+  for (const std::shared_ptr<Model>& other : models_) need.Add(other->need());
+  const absl::Status fits = CheckFits(need, options_.device, options_.memory_limit, options_.lanes);
+  if (fits.ok()) return fits;
+  return absl::Status(fits.code(), absl::StrCat("model ", added.name(), ": with it ", fits.message()));
 }
 
 absl::Status Engine::Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress) {

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "engine/activations.h"
 #include "engine/explain.h"
+#include "engine/memory_need.h"
 #include "engine/model_config.h"
 #include "engine/oracle.h"
 #include "engine/weights.h"
@@ -37,8 +38,9 @@ struct EngineOptions {
   int first_expert = 0;
   int end_expert = 0;
   int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
-  uint64_t memory_limit = 0;    // bytes that weights and workspace may take; 0: no limit of moed's own
-  DeviceInfo device;            // usually ThisDevice(), with masked features
+  uint64_t memory_limit = 0;    // bytes of the host's memory that weights and workspace may take; 0: no limit of moed's own
+  int lanes = kDefaultLanes;    // calls of layers on an accelerator that run at once, at least 1
+  DeviceInfo device;            // usually LinkedDevice(), with masked features
 };
 
 // Caller-chosen routing: final weights, nothing is added by the server.
@@ -103,6 +105,8 @@ struct HostStatus {
   int processors = 0;           // usable: in the affinity mask
   double cpu_quota = 0;         // of the cgroup, in processors; 0: none
   std::vector<int> numa_nodes;  // of the usable processors; empty: unknown
+  std::string gpu;              // its name; empty: none that may be used
+  uint64_t gpu_free_bytes = 0;
 };
 
 struct ModelStatus {
@@ -150,7 +154,7 @@ class Engine {
 
   // Reads config and headers, asks the oracle for every layer, and registers the model in state kPlanned; no weight is
   // read. Errors as ReadModelConfig, Checkpoint::Open, PlanLayer and Choose; ALREADY_EXISTS for a name that is taken;
-  // RESOURCE_EXHAUSTED when the memory limit cannot hold it (needed and allowed bytes).
+  // RESOURCE_EXHAUSTED when the host's memory, the memory limit or the GPU's memory cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 
   // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty)
@@ -177,7 +181,7 @@ class Engine {
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
 
  private:
-  // Whether all models and `added` fit into the memory limit. models_mutex_ must be held.
+  // Whether all models and `added` fit into the memory of the host and that of the GPU. models_mutex_ must be held.
   absl::Status CheckMemory(const Model& added) const;
   absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;
 

@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   if (!range.ok()) return range;
   std::vector<LayerPlan> executed;
   for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
-  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens);
+  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
   if (!report.ok()) return report.status();
   model->report_ = *std::move(report);
   model->states_.assign(model->layers_.size(), LayerState::kPlanned);
@@ -149,14 +149,9 @@ absl::Status Model::ChooseBackends() {
   return absl::OkStatus();
 }
 
-Model::Need Model::need() const {
+MemoryNeed Model::need() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  Need need;
-  for (const LayerExplanation& layer : report_.layers) {
-    need.weights += layer.bytes;
-    need.workspace = std::max(need.workspace, layer.workspace_bytes);
-  }
-  return need;
+  return report_.need;
 }
 
 absl::Status Model::BeginLoad() {

@@ -51,12 +51,8 @@ class Model {
   uint64_t file_bytes(int index) const { return layers_[index]->plan.file_bytes; }
   uint64_t generation() const { return generation_; }
 
-  // Bytes that the planned layers hold, and the largest workspace of one.
-  struct Need {
-    uint64_t weights = 0;
-    uint64_t workspace = 0;
-  };
-  Need need() const;
+  // What the planned layers hold, and the largest workspace of one.
+  MemoryNeed need() const;
 
   // FAILED_PRECONDITION unless the model is kPlanned; else it is kLoading, so that only one caller loads it.
   absl::Status BeginLoad();

@@ -11,4 +11,13 @@ std::vector<const Backend*> LinkedBackends() {
   return backends;
 }
 
+absl::StatusOr<Accelerator*> LinkedAccelerator() { return absl::NotFoundError("moed was built without CUDA"); }
+
+DeviceInfo LinkedDevice() {
+  DeviceInfo device = ThisDevice();
+  const absl::StatusOr<Accelerator*> accelerator = LinkedAccelerator();
+  if (accelerator.ok()) (*accelerator)->Describe(&device);
+  return device;
+}
+
 }  // namespace moed

@@ -362,12 +362,12 @@ TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
   CHECK(draining.models(0).error() == "the server is draining");
 }
 
-TEST_CASE("A status tells threads, their limit, and the memory nodes of processors and layers") {
+TEST_CASE("A status tells threads, their limit, the memory nodes of processors and layers, and the GPU with its free memory") {
   ModelStatus model;
   model.layers.resize(2);
   model.layers[1].numa_nodes = {0, 3};
   const HostStatus host{.threads = 2, .threads_limit = "cgroup quota 2.5", .pinned = true, .processors = 16, .cpu_quota = 2.5,
-                        .numa_nodes = {1}};
+                        .numa_nodes = {1}, .gpu = "NVIDIA H200", .gpu_free_bytes = 141000000000};
   v1::StatusResponse status;
   FillStatus({model}, host, Phase::kServing, &status);
   CHECK(status.host().threads() == 2);
@@ -377,6 +377,8 @@ TEST_CASE("A status tells threads, their limit, and the memory nodes of processo
   CHECK(status.host().cpu_quota() == 2.5);
   REQUIRE(status.host().numa_nodes_size() == 1);
   CHECK(status.host().numa_nodes(0) == 1);
+  CHECK(status.host().gpu() == "NVIDIA H200");
+  CHECK(status.host().gpu_free_bytes() == 141000000000u);
   CHECK(status.models(0).layers(0).numa_nodes_size() == 0);
   REQUIRE(status.models(0).layers(1).numa_nodes_size() == 2);
   CHECK(status.models(0).layers(1).numa_nodes(1) == 3);
