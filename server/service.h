@@ -1,7 +1,7 @@
 // The moe.v1 service: thin handlers between wire and engine.
 //
 // Threads: handlers run on gRPC's callback threads and never compute or block there: Forward and SelfCheck check their
-// request, go through the queue to the one compute thread and are answered from it; Status and Explain are answered at
+// request, go through the queue to a compute thread and are answered from it; Status and Explain are answered at
 // once, whatever waits.
 // Lifecycle: a service starts closed (UNAVAILABLE: loading), is opened once everything is ready, and is closed for good by
 // a drain (UNAVAILABLE: draining) while accepted calls finish. Status and Explain always answer.
