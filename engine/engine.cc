@@ -10,6 +10,7 @@
 #include "engine/lanes.h"
 #include "engine/model.h"
 #include "engine/self_check.h"
+#include "engine/shared_cache.h"
 #include "kernels/cpu_limits.h"
 #include "kernels/numa.h"
 
@@ -39,6 +40,12 @@ HostStatus DescribeHost(const EngineOptions& options) {
   host.gpu = options.device.has_gpu ? options.device.gpu_name : "";
   host.gpu_free_bytes = options.device.has_gpu ? options.device.gpu_free_bytes : 0;
   return host;
+}
+
+absl::Status NotOnDevice(const LoadedLayer& layer) {
+  const std::string shared = layer.shared == nullptr ? "" : absl::StrCat(" and ", layer.shared_choice.backend->Name());
+  return absl::InvalidArgumentError(absl::StrCat("device memory: wanted a layer that is wholly on an accelerator, got layer ",
+                                                 layer.plan.layer, " on ", layer.choice.backend->Name(), shared));
 }
 
 // Whether all threads can run at the same time.
@@ -130,6 +137,7 @@ absl::StatusOr<LaneSet*> Engine::LanesOf(Accelerator& accelerator) {
   absl::StatusOr<std::unique_ptr<LaneSet>> lanes = LaneSet::Make(accelerator, options_.lanes);
   if (!lanes.ok()) return lanes.status();
   outputs_ = std::make_shared<PinnedCache>(accelerator);
+  shared_ = std::make_unique<SharedCache>(accelerator);
   lanes_ = *std::move(lanes);
   return lanes_.get();
 }
@@ -191,6 +199,24 @@ absl::StatusOr<OutputMemory> Engine::AllocateOutput(const std::string& model_nam
   return outputs->Allocate(bytes);
 }
 
+absl::StatusOr<std::shared_ptr<const SharedMemory>> Engine::OpenShared(const std::string& model_name, int number,
+                                                                       const SharedHandle& handle) {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
+  if (!layer.ok()) return layer.status();
+  if ((*layer)->device == nullptr) return NotOnDevice(**layer);
+  SharedCache* cache = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (!device_failure_.ok()) return device_failure_;
+    cache = shared_.get();
+  }
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = cache->Open(handle);
+  if (!memory.ok()) return OfDevice(memory.status());
+  return memory;
+}
+
 absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& call, MutableTensorView out, ForwardInfo* info) {
   absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
   if (!model.ok()) return model.status();
@@ -198,6 +224,7 @@ absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& c
   if (!layer.ok()) return layer.status();
   absl::Status valid = ValidateCall((*model)->config(), call, out);
   if (!valid.ok()) return valid;
+  if ((*layer)->device == nullptr && (call.hidden.place != Place::kHost || out.place != Place::kHost)) return NotOnDevice(**layer);
   info->backend = (*layer)->choice.backend->Name();
   info->scheme = Describe((*layer)->routed->ExecutedScheme());
   info->generation = (*model)->generation();

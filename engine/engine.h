@@ -62,7 +62,7 @@ struct RoutingByGate {};
 
 struct ForwardCall {
   int layer = 0;
-  TensorView hidden;  // [M, H] f32, bf16 or f16
+  TensorView hidden;  // [M, H] f32, bf16 or f16; on the device only for layers that are wholly on an accelerator
   std::variant<RoutingByGate, RoutingByIds, RoutingByLogits> routing;
   bool routed_only = false;  // leave out the shared expert
 };
@@ -149,6 +149,7 @@ struct LoadProgress {
 
 class LaneSet;      // an accelerator's lanes
 class Model;        // one checkpoint and its layers
+class SharedCache;  // device memory of other processes
 struct LoadedLayer;
 struct Scratch;     // buffers that calls reuse
 
@@ -169,7 +170,8 @@ class Engine {
 
   // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready and when its accelerator failed, with
   // the reason; INVALID_ARGUMENT with the numbers for everything that is wrong with the call. An empty `model` means the only one.
-  // After an error `out` may be partly written.
+  // After an error `out` may be partly written. Like the hidden states, `out` may be on the device for layers that are wholly on an
+  // accelerator.
   absl::Status Forward(const std::string& model, const ForwardCall& call, MutableTensorView out, ForwardInfo* info);
 
   // Runs `tokens` random rows through layer `layer` (-1: every layer) and compares with the reference, on the loaded
@@ -183,6 +185,10 @@ class Engine {
   // Memory for `bytes` of output of calls of that layer: pinned, when the layer is on an accelerator and ready, else from the heap.
   // Usable with any other call, and after the engine. RESOURCE_EXHAUSTED with the bytes.
   absl::StatusOr<OutputMemory> AllocateOutput(const std::string& model, int layer, size_t bytes) const;
+
+  // Device memory of another process, for calls of that layer. INVALID_ARGUMENT when the layer is not wholly on an accelerator, and as
+  // Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see shared_cache.h).
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShared(const std::string& model, int layer, const SharedHandle& handle);
 
   // Whether a planned layer is on a GPU.
   bool UsesGpu() const;
@@ -220,9 +226,10 @@ class Engine {
   const std::vector<int> pinned_to_;  // worker w on pinned_to_[w]; empty: anywhere
   const HostStatus host_;
   std::unique_ptr<WorkerPool> pool_;
-  mutable std::mutex device_mutex_;          // guards the next three
+  mutable std::mutex device_mutex_;          // guards the next four
   std::unique_ptr<LaneSet> lanes_;           // of the accelerator that layers are on; null: none so far. Never replaced
   std::shared_ptr<PinnedCache> outputs_;     // made with lanes_
+  std::unique_ptr<SharedCache> shared_;      // made with lanes_; never replaced
   absl::Status device_failure_;              // the first
   mutable std::mutex models_mutex_;          // guards models_
   std::vector<std::shared_ptr<Model>> models_;

@@ -65,24 +65,55 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<v1::ForwardReq
   });
 }
 
+// Where the job's tensors in device memory lie in this process; `held` keeps them open.
+absl::StatusOr<std::byte*> MoeService::OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
+                                                 size_t bytes, std::shared_ptr<const SharedMemory>* held) {
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = engine_->OpenShared(checked.model, checked.call.layer, place.handle);
+  if (!memory.ok()) return absl::Status(memory.status().code(), absl::StrCat(field, ": ", memory.status().message()));
+  *held = *std::move(memory);
+  return AddressIn(field, **held, place, bytes);
+}
+
 absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
-  const CheckedForward& checked = job->checked;
+  CheckedForward& checked = job->checked;
   const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
-  absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
-  if (!memory.ok()) return memory.status();
-  void* data = memory->data();
-  grpc::Slice output = SliceOf(*std::move(memory), checked.output_bytes());
+  std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
+  if (checked.hidden_memory) {
+    absl::StatusOr<std::byte*> data =
+        OpenPlace("hidden.device_memory", checked, *checked.hidden_memory, checked.call.hidden.bytes(), &hidden_memory);
+    if (!data.ok()) return data.status();
+    checked.call.hidden.data = *data;
+  }
+  MutableTensorView out = {nullptr, checked.output_dtype, rows, cols};
+  grpc::Slice output;
+  if (checked.output_memory) {
+    absl::StatusOr<std::byte*> data =
+        OpenPlace("output_memory", checked, *checked.output_memory, checked.output_bytes(), &output_memory);
+    if (!data.ok()) return data.status();
+    out.data = *data;
+    out.place = Place::kDevice;
+  } else {
+    absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
+    if (!memory.ok()) return memory.status();
+    out.data = memory->data();
+    output = SliceOf(*std::move(memory), checked.output_bytes());
+  }
   ForwardInfo info;
   info.want_routing = job->request->return_routing();
-  absl::Status status = engine_->Forward(checked.model, checked.call, {data, checked.output_dtype, rows, cols}, &info);
+  absl::Status status = engine_->Forward(checked.model, checked.call, out, &info);
   if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
+  return AnswerForward(job, info, waited, std::move(output));
+}
 
+absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited, grpc::Slice output) {
+  const CheckedForward& checked = job->checked;
+  const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
   const steady_clock::time_point computed = steady_clock::now();
   if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
     return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
   }
   v1::ForwardResponse rest = ForwardAnswer(*job->request, info, rows);
-  const std::string head = OutputHead(checked.output_dtype, rows, cols);
+  const std::string head = OutputHead(checked.output_dtype, rows, cols, !checked.output_memory);
   v1::Timing* timing = rest.mutable_timing();
   timing->set_receive_us(job->receive_us);
   timing->set_queue_us(Microseconds(waited));

@@ -187,7 +187,7 @@ TEST_CASE("A layer with one part on the accelerator and one on the host takes th
 TEST_CASE("A server that holds a range of experts gives its accelerator the model's ids") {
   const Files files(SharedModel());
   for (const auto& [first, end] : {std::pair(0, 2), std::pair(2, 6)}) {
-    const auto range = [&](EngineOptions& options) { options.first_expert = first, options.end_expert = end; };
+    const auto range = [from = first, to = end](EngineOptions& options) { options.first_expert = from, options.end_expert = to; };
     Bench bench("auto", range);
     Bench host("require:cpu_generic", range);
     bench.Load(files);
@@ -362,6 +362,46 @@ TEST_CASE("Outputs of layers on the accelerator are pinned and reused, others ar
     CHECK(bench->puppet.counts().pinned_alive == pinned);  // the cache lives as long as this one
   }
   CHECK(bench->puppet.counts().pinned_alive == 0);
+}
+
+TEST_CASE("Device memory of others is opened once, kept for 64 allocations, and taken by layers that are wholly on the accelerator only") {
+  const Files files(SharedModel());
+  Bench bench("auto,layers:1=require:cpu_generic");
+  bench.Load(files);
+  Engine& engine = *bench.engine;
+  const Input input(5);
+  std::vector<float> x = input.x, y(x.size());
+  const SharedHandle of_x = bench.puppet.Share(reinterpret_cast<std::byte*>(x.data()), x.size() * sizeof(float));
+  const SharedHandle of_y = bench.puppet.Share(reinterpret_cast<std::byte*>(y.data()), y.size() * sizeof(float));
+  for (int round = 0; round < 2; ++round) {
+    const auto in = engine.OpenShared("m", files.layer, of_x), out = engine.OpenShared("m", files.layer, of_y);
+    REQUIRE((in.ok() && out.ok()));
+    ForwardCall call = input.Call(files.layer, 0);
+    call.hidden.data = (*in)->data();
+    call.hidden.place = Place::kDevice;
+    ForwardInfo info;
+    const MutableTensorView there = {(*out)->data(), DType::kF32, 5, kHidden, Place::kDevice};
+    REQUIRE(engine.Forward("m", call, there, &info).ok());
+    CHECK(y == Ask(&engine, input, input.Call(files.layer, 0)).y);
+    call.layer = 1;  // on the host
+    const absl::Status refused = engine.Forward("m", call, there, &info);
+    CHECK(absl::IsInvalidArgument(refused));
+    CHECK_THAT(std::string(refused.message()), Contains("device memory") && Contains("cpu_generic"));
+  }
+  CHECK(bench.puppet.counts().opened == 2);
+  CHECK(absl::IsInvalidArgument(engine.OpenShared("m", 1, of_x).status()));
+  CHECK(absl::IsInvalidArgument(engine.OpenShared("m", files.layer, SharedHandle{}).status()));
+  CHECK(absl::IsNotFound(engine.OpenShared("m", 9, of_x).status()));
+
+  const auto held = engine.OpenShared("m", files.layer, of_y);
+  std::vector<std::byte> other(64);
+  for (int i = 0; i < 64; ++i) CHECK(engine.OpenShared("m", files.layer, bench.puppet.Share(other.data(), other.size())).ok());
+  CHECK(bench.puppet.counts().opened == 66);
+  CHECK(bench.puppet.counts().open_alive == 65);  // 64 of the cache, and the one that is held
+  CHECK((*held)->bytes() == y.size() * sizeof(float));
+  bench.puppet.Fail("fell off the bus");
+  CHECK(absl::IsUnavailable(engine.DeviceHealth()));
+  CHECK(absl::IsUnavailable(engine.OpenShared("m", files.layer, of_x).status()));
 }
 
 TEST_CASE("The cache of pinned memory stays within its limit: free buffers go first, then the heap gives") {

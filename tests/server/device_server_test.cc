@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -54,7 +55,9 @@ struct Bench {
   }
   void Open() { REQUIRE(server->Open([] { return absl::OkStatus(); }).ok()); }
 
-  grpc::Status Forward(int layer, int64_t rows, v1::ForwardResponse* answer) {
+  // With the hidden states in the message unless `change` puts them elsewhere.
+  grpc::Status Forward(int layer, int64_t rows, v1::ForwardResponse* answer,
+                       const std::function<void(v1::ForwardRequest*)>& change = {}) {
     v1::ForwardRequest request;
     request.set_layer(layer);
     const std::vector<float> x = CaseHidden(rows, kHidden);
@@ -63,6 +66,7 @@ struct Bench {
     hidden->add_shape(rows);
     hidden->add_shape(kHidden);
     hidden->set_data(x.data(), x.size() * sizeof(float));
+    if (change) change(&request);
     grpc::ClientContext context;
     return moe->Forward(&context, request, answer);
   }
@@ -151,6 +155,53 @@ TEST_CASE("When the device fails, health is NOT_SERVING for every name within a 
   CHECK(status.layers(1).state() == v1::LAYER_STATE_READY);
   bench.server->Drain();
   CHECK(bench.server->counters().waiting == 0);
+}
+
+TEST_CASE("Hidden states are read from device memory that a client shares, and the output is written there") {
+  Bench bench("auto,layers:1=require:cpu_generic");
+  bench.Open();
+  v1::ForwardResponse plain;
+  REQUIRE(bench.Forward(0, 5, &plain).ok());
+  std::vector<float> memory(2 * 5 * kHidden + 4);  // 16 bytes, the input, the output
+  const size_t bytes = 5 * kHidden * sizeof(float);
+  const std::vector<float> x = CaseHidden(5, kHidden);
+  std::memcpy(memory.data() + 4, x.data(), bytes);
+  const SharedHandle handle = bench.puppet.Share(reinterpret_cast<std::byte*>(memory.data()), memory.size() * sizeof(float));
+  const auto place = [&](v1::DeviceMemory* out, uint64_t offset) {
+    out->set_cuda_ipc_handle(handle.data(), handle.size());
+    out->set_offset(offset);
+  };
+  const auto both = [&](v1::ForwardRequest* request) {
+    request->mutable_hidden()->clear_data();
+    place(request->mutable_hidden()->mutable_device_memory(), 16);
+    place(request->mutable_output_memory(), 16 + bytes);
+  };
+  v1::ForwardResponse answer;
+  const grpc::Status status = bench.Forward(0, 5, &answer, both);
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  CHECK(answer.output().data().empty());
+  CHECK(answer.output().shape(0) == 5);
+  CHECK(answer.output().shape(1) == kHidden);
+  CHECK(answer.backend() == "cuda_puppet");
+  CHECK(std::memcmp(memory.data() + 4 + 5 * kHidden, plain.output().data().data(), bytes) == 0);
+  REQUIRE(bench.Forward(0, 5, &answer, [&](v1::ForwardRequest* request) {
+    both(request);
+    request->clear_output_memory();
+  }).ok());
+  CHECK(answer.output().data() == plain.output().data());
+  CHECK(bench.puppet.counts().opened == 1);
+
+  const auto refused = [&](int layer, int64_t rows, const std::function<void(v1::ForwardRequest*)>& change) {
+    const grpc::Status got = bench.Forward(layer, rows, &answer, [&](v1::ForwardRequest* request) { both(request), change(request); });
+    CHECK(got.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    return got.error_message();
+  };
+  CHECK_THAT(refused(1, 5, [](v1::ForwardRequest*) {}), Contains("hidden.device_memory") && Contains("cpu_generic"));
+  CHECK_THAT(refused(0, 5, [&](v1::ForwardRequest* r) { r->mutable_output_memory()->set_offset(32 + bytes); }),
+             Contains("output_memory: wanted a tensor within the " + std::to_string(memory.size() * sizeof(float)) + " bytes"));
+  CHECK_THAT(refused(0, 5, [](v1::ForwardRequest* r) { r->mutable_output_memory()->set_cuda_ipc_handle(std::string(64, 'x')); }),
+             Contains("output_memory: puppet: no such handle"));
 }
 
 TEST_CASE("A call that meets the failed device first gets the reason, and so do all after it") {
