@@ -164,7 +164,7 @@ struct Loaded {
 Loaded Load(const std::string& directory, int threads) {
   Loaded result;
   EngineOptions options;
-  options.device = ThisDevice();
+  options.device = LinkedDevice();
   options.threads = threads;
   const PeakMemory memory;
   Engine engine(options, LinkedBackends());

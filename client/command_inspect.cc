@@ -42,7 +42,9 @@ Json ToJson(const HostStatus& host) {
           {"pinned", host.pinned},
           {"processors", host.processors},
           {"cpu_quota", host.cpu_quota > 0 ? Json(host.cpu_quota) : Json()},
-          {"numa_nodes", host.numa_nodes}};
+          {"numa_nodes", host.numa_nodes},
+          {"gpu", host.gpu.empty() ? Json() : Json(host.gpu)},
+          {"gpu_free_bytes", host.gpu_free_bytes}};
 }
 
 void PrintStatus(const ServerStatus& status) {
@@ -50,6 +52,9 @@ void PrintStatus(const ServerStatus& status) {
   if (status.host.threads > 0) {
     std::printf("%d threads, limited by %s%s\n", status.host.threads, status.host.threads_limit.c_str(),
                 status.host.pinned ? ", pinned" : "");
+  }
+  if (!status.host.gpu.empty()) {
+    std::printf("GPU %s, %s free\n", status.host.gpu.c_str(), BytesText(static_cast<double>(status.host.gpu_free_bytes)).c_str());
   }
   for (const ModelStatus& model : status.models) {
     std::printf("\nmodel %s  %s  generation %llu  H=%lld E=%d k=%d  %s\n", model.name.c_str(), LayerStateName(model.state),

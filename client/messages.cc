@@ -144,7 +144,9 @@ HostStatus FromWire(const moe::v1::HostStatus& host) {
           .pinned = host.pinned(),
           .processors = host.processors(),
           .cpu_quota = host.cpu_quota(),
-          .numa_nodes = {host.numa_nodes().begin(), host.numa_nodes().end()}};
+          .numa_nodes = {host.numa_nodes().begin(), host.numa_nodes().end()},
+          .gpu = host.gpu(),
+          .gpu_free_bytes = host.gpu_free_bytes()};
 }
 
 LayerExplanation FromWire(const moe::v1::LayerExplanation& layer) {

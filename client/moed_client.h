@@ -147,7 +147,7 @@ struct ModelStatus {
   std::vector<LayerStatus> layers;
 };
 
-// The threads that compute, and the processors that the server may use.
+// The threads that compute, and the processors and the GPU that the server may use.
 struct HostStatus {
   int32_t threads = 0;
   std::string threads_limit;        // what keeps them from being more: "affinity", "cgroup quota 2.0", "operator's choice"
@@ -155,6 +155,8 @@ struct HostStatus {
   int32_t processors = 0;           // in the affinity mask
   double cpu_quota = 0;             // of the cgroup, in processors; 0: none
   std::vector<int32_t> numa_nodes;  // memory nodes of these processors; empty: unknown
+  std::string gpu;                  // that layers may run on; empty: none
+  uint64_t gpu_free_bytes = 0;      // of its memory
 };
 
 struct ServerStatus {

@@ -41,8 +41,9 @@ DeviceInfo Cpu(const std::string& name, const IsaFlags& isa, int cores) {
   return device;
 }
 
-DeviceInfo WithGpu(DeviceInfo device, int major, int multiprocessors, uint64_t bytes) {
+DeviceInfo WithGpu(DeviceInfo device, const std::string& name, int major, int multiprocessors, uint64_t bytes) {
   device.has_gpu = true;
+  device.gpu_name = name;
   device.cuda_major = major;
   device.gpu_multiprocessors = multiprocessors;
   device.gpu_free_bytes = bytes;
@@ -52,7 +53,8 @@ DeviceInfo WithGpu(DeviceInfo device, int major, int multiprocessors, uint64_t b
 // All but "this".
 std::array<DeviceInfo, 6> Invented() {
   constexpr uint64_t kGigabyte = 1000000000;
-  return {WithGpu(Cpu("h200", Amx(), 16), 9, 132, 141 * kGigabyte), WithGpu(Cpu("a100", Avx2(), 16), 8, 108, 80 * kGigabyte),
+  return {WithGpu(Cpu("h200", Amx(), 16), "NVIDIA H200", 9, 132, 141 * kGigabyte),
+          WithGpu(Cpu("a100", Avx2(), 16), "NVIDIA A100", 8, 108, 80 * kGigabyte),
           Cpu("cpu-avx2", Avx2(), 8), Cpu("cpu-avx512-vnni", Avx512Vnni(), 16), Cpu("cpu-avx512-bf16", Avx512Bf16(), 16),
           Cpu("cpu-amx", Amx(), 16)};
 }

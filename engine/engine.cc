@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/forward.h"
+#include "engine/lanes.h"
 #include "engine/model.h"
 #include "engine/self_check.h"
+#include "engine/shared_cache.h"
 #include "kernels/cpu_limits.h"
 #include "kernels/numa.h"
 
@@ -34,7 +37,15 @@ HostStatus DescribeHost(const EngineOptions& options) {
   host.processors = options.device.cores;
   host.cpu_quota = options.device.cpu_quota;
   host.numa_nodes = NodesOfProcessors(UsableProcessors());
+  host.gpu = options.device.has_gpu ? options.device.gpu_name : "";
+  host.gpu_free_bytes = options.device.has_gpu ? options.device.gpu_free_bytes : 0;
   return host;
+}
+
+absl::Status NotOnDevice(const LoadedLayer& layer) {
+  const std::string shared = layer.shared == nullptr ? "" : absl::StrCat(" and ", layer.shared_choice.backend->Name());
+  return absl::InvalidArgumentError(absl::StrCat("device memory: wanted a layer that is wholly on an accelerator, got layer ",
+                                                 layer.plan.layer, " on ", layer.choice.backend->Name(), shared));
 }
 
 // Whether all threads can run at the same time.
@@ -87,18 +98,11 @@ absl::Status Engine::Plan(const std::string& name, const std::string& path) {
 }
 
 absl::Status Engine::CheckMemory(const Model& added) const {
-  Model::Need need = added.need();
-  for (const std::shared_ptr<Model>& other : models_) {
-    need.weights += other->need().weights;
-    need.workspace = std::max(need.workspace, other->need().workspace);
-  }
-  const uint64_t machine = options_.device.memory_bytes;
-  const bool own_limit = options_.memory_limit != 0 && (machine == 0 || options_.memory_limit <= machine);
-  const uint64_t limit = own_limit ? options_.memory_limit : machine;
-  if (limit == 0 || need.weights + need.workspace <= limit) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("model ", added.name(), ": with it ", need.weights, " bytes are needed for experts and ",
-                                                   need.workspace, " for workspace, ", limit, " are allowed",
-                                                   own_limit ? " (memory limit)" : " (memory of the machine)"));
+  MemoryNeed need = added.need();
+  for (const std::shared_ptr<Model>& other : models_) need.Add(other->need());
+  const absl::Status fits = CheckFits(need, options_.device, options_.memory_limit, options_.lanes);
+  if (fits.ok()) return fits;
+  return absl::Status(fits.code(), absl::StrCat("model ", added.name(), ": with it ", fits.message()));
 }
 
 absl::Status Engine::Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress) {
@@ -111,8 +115,8 @@ absl::Status Engine::Load(const std::string& name, const std::function<void(cons
   for (int index = 0; index < so_far.total; ++index) so_far.total_file_bytes += model.file_bytes(index);
   for (int index = 0; status.ok() && index < so_far.total; ++index) {
     {
-      std::lock_guard<std::mutex> lock(compute_mutex_);
-      status = model.LoadLayer(index, *pool_, *scratch_);
+      std::lock_guard<std::mutex> turn(compute_mutex_);
+      status = model.LoadLayer(index, {*pool_, *scratch_, [this](Accelerator& accelerator) { return LanesOf(accelerator); }});
     }
     so_far.done = index + 1;
     so_far.layer = model.config().moe_layers[index];
@@ -123,6 +127,96 @@ absl::Status Engine::Load(const std::string& name, const std::function<void(cons
   return status;
 }
 
+absl::StatusOr<LaneSet*> Engine::LanesOf(Accelerator& accelerator) {
+  std::lock_guard<std::mutex> lock(device_mutex_);
+  if (lanes_ != nullptr && &lanes_->accelerator() == &accelerator) return lanes_.get();
+  if (lanes_ != nullptr) {
+    return absl::UnimplementedError(absl::StrCat("an engine runs layers on one accelerator: wanted ", lanes_->accelerator().Name(),
+                                                 ", got another, ", accelerator.Name()));
+  }
+  absl::StatusOr<std::unique_ptr<LaneSet>> lanes = LaneSet::Make(accelerator, options_.lanes);
+  if (!lanes.ok()) return lanes.status();
+  outputs_ = std::make_shared<PinnedCache>(accelerator);
+  shared_ = std::make_unique<SharedCache>(accelerator);
+  lanes_ = *std::move(lanes);
+  return lanes_.get();
+}
+
+absl::Status Engine::KnownFailure() const {
+  std::lock_guard<std::mutex> lock(device_mutex_);
+  return device_failure_;
+}
+
+absl::Status Engine::DeviceFailed(const absl::Status& reason) {
+  std::lock_guard<std::mutex> lock(device_mutex_);
+  if (device_failure_.ok()) {
+    device_failure_ = absl::UnavailableError(
+        absl::StrCat(lanes_ == nullptr ? "the accelerator" : lanes_->accelerator().Name(), " failed: ", reason.message()));
+  }
+  return device_failure_;
+}
+
+absl::Status Engine::DeviceHealth() {
+  Accelerator* accelerator = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (!device_failure_.ok() || lanes_ == nullptr) return device_failure_;
+    accelerator = &lanes_->accelerator();
+  }
+  const absl::Status health = accelerator->Health();  // without the lock, which calls need
+  return health.ok() ? health : DeviceFailed(health);
+}
+
+bool Engine::UsesGpu() const {
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  return std::any_of(models_.begin(), models_.end(), [](const std::shared_ptr<Model>& model) { return model->OnGpu(); });
+}
+
+HostStatus Engine::Host() const {
+  HostStatus host = host_;
+  const Accelerator* accelerator = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (lanes_ == nullptr || !device_failure_.ok()) return host;
+    accelerator = &lanes_->accelerator();
+  }
+  DeviceInfo now = options_.device;
+  accelerator->Describe(&now);  // without the lock, which calls need
+  host.gpu_free_bytes = now.gpu_free_bytes;
+  return host;
+}
+
+absl::StatusOr<OutputMemory> Engine::AllocateOutput(const std::string& model_name, int number, size_t bytes) const {
+  const absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return OutputMemory::FromHeap(bytes);
+  const absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
+  if (!layer.ok() || (*layer)->device == nullptr || !KnownFailure().ok()) return OutputMemory::FromHeap(bytes);
+  std::shared_ptr<PinnedCache> outputs;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    outputs = outputs_;
+  }
+  return outputs->Allocate(bytes);
+}
+
+absl::StatusOr<std::shared_ptr<const SharedMemory>> Engine::OpenShared(const std::string& model_name, int number,
+                                                                       const SharedHandle& handle) {
+  absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
+  if (!layer.ok()) return layer.status();
+  if ((*layer)->device == nullptr) return NotOnDevice(**layer);
+  SharedCache* cache = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (!device_failure_.ok()) return device_failure_;
+    cache = shared_.get();
+  }
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = cache->Open(handle);
+  if (!memory.ok()) return OfDevice(memory.status());
+  return memory;
+}
+
 absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& call, MutableTensorView out, ForwardInfo* info) {
   absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
   if (!model.ok()) return model.status();
@@ -130,15 +224,38 @@ absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& c
   if (!layer.ok()) return layer.status();
   absl::Status valid = ValidateCall((*model)->config(), call, out);
   if (!valid.ok()) return valid;
-
-  std::lock_guard<std::mutex> lock(compute_mutex_);
-  const auto start = std::chrono::steady_clock::now();
-  absl::Status status = RunForward((*model)->config(), **layer, call, out, *pool_, *scratch_, info);
-  info->compute_us = MicrosecondsSince(start);
+  if ((*layer)->device == nullptr && (call.hidden.place != Place::kHost || out.place != Place::kHost)) return NotOnDevice(**layer);
   info->backend = (*layer)->choice.backend->Name();
   info->scheme = Describe((*layer)->routed->ExecutedScheme());
   info->generation = (*model)->generation();
+  if ((*layer)->lanes == nullptr) return ForwardInTurn(**model, **layer, call, out, info);
+  const absl::Status failure = KnownFailure();
+  return failure.ok() ? OfDevice(ForwardInTurn(**model, **layer, call, out, info)) : failure;
+}
+
+absl::Status Engine::ForwardInTurn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                                   ForwardInfo* info) {
+  std::unique_lock<std::mutex> turn(compute_mutex_, std::defer_lock);
+  if (layer.device == nullptr) turn.lock();
+  std::optional<LaneSet::Use> lane;
+  if (layer.lanes != nullptr) lane.emplace(layer.lanes->Take());
+  Scratch& scratch = lane ? lane->scratch() : *scratch_;
+  const auto start = std::chrono::steady_clock::now();
+  const auto run = layer.device != nullptr ? RunOnDevice : RunForward;
+  absl::Status status = run(model.config(), layer, call, out, *pool_, scratch, info);
+  info->compute_us = MicrosecondsSince(start);
   return status;
+}
+
+absl::StatusOr<SelfCheckRow> Engine::CheckInTurn(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed) {
+  std::lock_guard<std::mutex> turn(compute_mutex_);  // the reference computes on the host
+  if (layer.lanes == nullptr) return CheckLayer(layer, reference, tokens, seed, *pool_, *scratch_);
+  const absl::Status failure = KnownFailure();
+  if (!failure.ok()) return failure;
+  const LaneSet::Use lane = layer.lanes->Take();
+  absl::StatusOr<SelfCheckRow> row = CheckLayer(layer, reference, tokens, seed, *pool_, lane.scratch());
+  if (!row.ok()) return OfDevice(row.status());
+  return row;
 }
 
 absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& model_name, int layer, int64_t tokens,
@@ -152,8 +269,7 @@ absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& m
   for (int number : layers) {
     absl::StatusOr<const LoadedLayer*> ready = (*model)->Ready(number);
     if (!ready.ok()) return ready.status();
-    std::lock_guard<std::mutex> lock(compute_mutex_);
-    absl::StatusOr<SelfCheckRow> row = CheckLayer(**ready, *reference, tokens, seed + static_cast<uint64_t>(number), *pool_, *scratch_);
+    absl::StatusOr<SelfCheckRow> row = CheckInTurn(**ready, *reference, tokens, seed + static_cast<uint64_t>(number));
     if (!row.ok()) return row.status();
     rows.push_back(*std::move(row));
   }
@@ -161,16 +277,17 @@ absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& m
 }
 
 std::vector<ModelStatus> Engine::Status() const {
+  const absl::Status device = KnownFailure();
   std::lock_guard<std::mutex> lock(models_mutex_);
   std::vector<ModelStatus> all;
-  for (const std::shared_ptr<Model>& model : models_) all.push_back(model->Status());
+  for (const std::shared_ptr<Model>& model : models_) all.push_back(model->Status(device));
   return all;
 }
 
 absl::StatusOr<ModelStatus> Engine::FindModel(const std::string& name) const {
   absl::StatusOr<std::shared_ptr<Model>> model = Get(name);
   if (!model.ok()) return model.status();
-  return (*model)->Status();
+  return (*model)->Status(KnownFailure());
 }
 
 absl::StatusOr<ExplainReport> Engine::Explain(const std::string& name) const {

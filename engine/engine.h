@@ -1,7 +1,10 @@
 // The engine: models, their layers, loading and forward. No RPC, no protobuf.
 //
-// Threads: Load, Forward and SelfCheck may be called from any thread; calls that compute take turns on one worker pool
-// (one device). Status and FindModel may be called at any time. A model's layers do not change after Load.
+// Threads: Load, Forward and SelfCheck may be called from any thread. Calls of layers on the host's processors take turns on one
+// worker pool; calls of layers on an accelerator wait for one of its lanes, so that as many as there are lanes run at once, beside a
+// call on the host. All others may be called at any time and do not wait for calls. A model's layers do not change after Load.
+// Locks are taken in the order compute turn, lane, device_mutex_.
+// An accelerator that failed stays failed: its layers are kFailed from then on, those on the host go on.
 // An engine owns one pool, whatever the number of its models; a process that makes several engines has as many pools.
 #ifndef MOED_ENGINE_ENGINE_H_
 #define MOED_ENGINE_ENGINE_H_
@@ -19,8 +22,10 @@
 #include "absl/status/statusor.h"
 #include "engine/activations.h"
 #include "engine/explain.h"
+#include "engine/memory_need.h"
 #include "engine/model_config.h"
 #include "engine/oracle.h"
+#include "engine/output_memory.h"
 #include "engine/weights.h"
 #include "kernels/moe_kernel.h"
 
@@ -37,8 +42,9 @@ struct EngineOptions {
   int first_expert = 0;
   int end_expert = 0;
   int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
-  uint64_t memory_limit = 0;    // bytes that weights and workspace may take; 0: no limit of moed's own
-  DeviceInfo device;            // usually ThisDevice(), with masked features
+  uint64_t memory_limit = 0;    // bytes of the host's memory that weights and workspace may take; 0: no limit of moed's own
+  int lanes = kDefaultLanes;    // calls of layers on an accelerator that run at once, at least 1
+  DeviceInfo device;            // usually LinkedDevice(), with masked features
 };
 
 // Caller-chosen routing: final weights, nothing is added by the server.
@@ -56,7 +62,7 @@ struct RoutingByGate {};
 
 struct ForwardCall {
   int layer = 0;
-  TensorView hidden;  // [M, H] f32, bf16 or f16
+  TensorView hidden;  // [M, H] f32, bf16 or f16; on the device only for layers that are wholly on an accelerator
   std::variant<RoutingByGate, RoutingByIds, RoutingByLogits> routing;
   bool routed_only = false;  // leave out the shared expert
 };
@@ -103,6 +109,8 @@ struct HostStatus {
   int processors = 0;           // usable: in the affinity mask
   double cpu_quota = 0;         // of the cgroup, in processors; 0: none
   std::vector<int> numa_nodes;  // of the usable processors; empty: unknown
+  std::string gpu;              // its name; empty: none that may be used
+  uint64_t gpu_free_bytes = 0;
 };
 
 struct ModelStatus {
@@ -139,8 +147,11 @@ struct LoadProgress {
   uint64_t total_file_bytes = 0;
 };
 
-class Model;     // one checkpoint and its layers
-struct Scratch;  // buffers that calls reuse
+class LaneSet;      // an accelerator's lanes
+class Model;        // one checkpoint and its layers
+class SharedCache;  // device memory of other processes
+struct LoadedLayer;
+struct Scratch;     // buffers that calls reuse
 
 class Engine {
  public:
@@ -150,15 +161,17 @@ class Engine {
 
   // Reads config and headers, asks the oracle for every layer, and registers the model in state kPlanned; no weight is
   // read. Errors as ReadModelConfig, Checkpoint::Open, PlanLayer and Choose; ALREADY_EXISTS for a name that is taken;
-  // RESOURCE_EXHAUSTED when the memory limit cannot hold it (needed and allowed bytes).
+  // RESOURCE_EXHAUSTED when the host's memory, the memory limit or the GPU's memory cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 
   // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty)
   // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
 
-  // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready; INVALID_ARGUMENT with
-  // the numbers for everything that is wrong with the call. An empty `model` means the only one.
+  // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready and when its accelerator failed, with
+  // the reason; INVALID_ARGUMENT with the numbers for everything that is wrong with the call. An empty `model` means the only one.
+  // After an error `out` may be partly written. Like the hidden states, `out` may be on the device for layers that are wholly on an
+  // accelerator.
   absl::Status Forward(const std::string& model, const ForwardCall& call, MutableTensorView out, ForwardInfo* info);
 
   // Runs `tokens` random rows through layer `layer` (-1: every layer) and compares with the reference, on the loaded
@@ -166,7 +179,23 @@ class Engine {
   absl::StatusOr<std::vector<SelfCheckRow>> SelfCheck(const std::string& model, int layer, int64_t tokens, uint64_t seed);
 
   std::vector<ModelStatus> Status() const;
-  const HostStatus& Host() const { return host_; }
+  // With the free memory of the GPU as it is now, once a layer was loaded there.
+  HostStatus Host() const;
+
+  // Memory for `bytes` of output of calls of that layer: pinned, when the layer is on an accelerator and ready, else from the heap.
+  // Usable with any other call, and after the engine. RESOURCE_EXHAUSTED with the bytes.
+  absl::StatusOr<OutputMemory> AllocateOutput(const std::string& model, int layer, size_t bytes) const;
+
+  // Device memory of another process, for calls of that layer. INVALID_ARGUMENT when the layer is not wholly on an accelerator, and as
+  // Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see shared_cache.h).
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShared(const std::string& model, int layer, const SharedHandle& handle);
+
+  // Whether a planned layer is on a GPU.
+  bool UsesGpu() const;
+  // Calls that can run at once: the number of lanes when a planned layer is on a GPU, else 1.
+  int CallsAtOnce() const { return UsesGpu() ? options_.lanes : 1; }
+  // OK, or UNAVAILABLE with the first failure of the accelerator that layers are on, which is asked.
+  absl::Status DeviceHealth();
 
   // For a thread that will call Load, Forward and SelfCheck and nothing else, since threads that it starts inherit this: with
   // pin_threads it runs on the first usable processor from now on. False when the operating system refuses.
@@ -177,18 +206,34 @@ class Engine {
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
 
  private:
-  // Whether all models and `added` fit into the memory limit. models_mutex_ must be held.
+  // Whether all models and `added` fit into the memory of the host and that of the GPU. models_mutex_ must be held.
   absl::Status CheckMemory(const Model& added) const;
   absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;
+  // The lanes of `accelerator`, made by the first call. UNIMPLEMENTED for a second accelerator.
+  absl::StatusOr<LaneSet*> LanesOf(Accelerator& accelerator);
+  // The first failure of the accelerator so far, without asking it.
+  absl::Status KnownFailure() const;
+  // Keeps the first failure: UNAVAILABLE with the accelerator's name and the reason, which is returned.
+  absl::Status DeviceFailed(const absl::Status& reason);
+  // `status` of work on a layer of an accelerator: UNAVAILABLE means that the device failed.
+  absl::Status OfDevice(const absl::Status& status) { return absl::IsUnavailable(status) ? DeviceFailed(status) : status; }
+  absl::Status ForwardInTurn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                             ForwardInfo* info);
+  absl::StatusOr<SelfCheckRow> CheckInTurn(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed);
 
   const EngineOptions options_;
   const std::vector<const Backend*> backends_;
   const std::vector<int> pinned_to_;  // worker w on pinned_to_[w]; empty: anywhere
   const HostStatus host_;
   std::unique_ptr<WorkerPool> pool_;
-  mutable std::mutex models_mutex_;  // guards models_
+  mutable std::mutex device_mutex_;          // guards the next four
+  std::unique_ptr<LaneSet> lanes_;           // of the accelerator that layers are on; null: none so far. Never replaced
+  std::shared_ptr<PinnedCache> outputs_;     // made with lanes_
+  std::unique_ptr<SharedCache> shared_;      // made with lanes_; never replaced
+  absl::Status device_failure_;              // the first
+  mutable std::mutex models_mutex_;          // guards models_
   std::vector<std::shared_ptr<Model>> models_;
-  std::mutex compute_mutex_;         // one call computes at a time; guards pool_ and scratch_
+  std::mutex compute_mutex_;                 // one call computes on the host at a time; guards scratch_
   std::unique_ptr<Scratch> scratch_;
 };
 

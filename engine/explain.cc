@@ -14,6 +14,7 @@ namespace {
 void AddCost(const Backend& backend, MoeDesc desc, int64_t max_tokens, LayerExplanation* explanation) {
   desc.max_tokens = ChunkRows(backend, desc, max_tokens);
   explanation->bytes += backend.PreparedBytes(desc);
+  explanation->need.Add(backend, desc);
   explanation->workspace_bytes = std::max<uint64_t>(explanation->workspace_bytes, backend.WorkspaceBytes(desc));
 }
 
@@ -21,18 +22,16 @@ std::string Text(const absl::Status& status) { return std::string(status.message
 
 // All layers must fit together; a layer that fits alone was already asked by its backend's verdict.
 void CheckTotal(const DeviceInfo& device, ExplainReport* report) {
-  uint64_t bytes = 0, workspace = 0;
   for (const LayerExplanation& layer : report->layers) {
-    bytes += layer.bytes;
-    workspace = std::max(workspace, layer.workspace_bytes);
+    report->need.Add(layer.need);
     if (layer.choice.empty()) report->fits = false;
   }
-  if (device.memory_bytes == 0 || bytes + workspace <= device.memory_bytes) return;
+  const absl::Status fits = CheckFits(report->need, device, /*memory_limit=*/0, report->lanes);
+  if (fits.ok()) return;
   report->fits = false;
   if (report->layers.empty()) return;
   std::string& note = report->layers.back().note;
-  absl::StrAppend(&note, note.empty() ? "" : "; ", "all layers need ", bytes, " bytes and a workspace of ", workspace,
-                  ", the device has ", device.memory_bytes);
+  absl::StrAppend(&note, note.empty() ? "" : "; ", "all layers: ", Text(fits));
 }
 
 LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, std::span<const Backend* const> backends,
@@ -70,11 +69,12 @@ LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, s
 }  // namespace
 
 absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
-                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens) {
+                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens, int lanes) {
   absl::Status names = CheckNames(policy, backends);
   if (!names.ok()) return names;
   ExplainReport report;
   report.device = device.name;
+  report.lanes = lanes;
   for (const LayerPlan& plan : plans) report.layers.push_back(ExplainLayer(plan, device, backends, policy, max_tokens));
   CheckTotal(device, &report);
   return report;
@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<LayerPlan>> PlanModel(const ModelConfig& config, cons
 
 absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const DeviceInfo& device,
                                                 std::span<const Backend* const> backends, const Policy& policy,
-                                                ActivationChoice activations, int layer, int64_t max_tokens) {
+                                                ActivationChoice activations, int layer, int64_t max_tokens, int lanes) {
   absl::StatusOr<ModelConfig> config = ReadModelConfig(path);
   if (!config.ok()) return config.status();
   absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint = Checkpoint::Open(path);
@@ -109,7 +109,7 @@ absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const D
     }
   }
   ApplyActivations(activations, *plans);
-  return ExplainPlans(*plans, device, backends, policy, max_tokens);
+  return ExplainPlans(*plans, device, backends, policy, max_tokens, lanes);
 }
 
 }  // namespace moed

@@ -104,11 +104,35 @@ absl::StatusOr<int64_t> StepOf(const LoadedLayer& layer, bool with_shared, int64
       ": the layer's activation scales span the request, so it cannot be computed in chunks (see --max-tokens)"));
 }
 
+// Rows [first, first + rows) of `call` for an accelerator. Ids stay those of the model.
+DeviceCall DevicePart(const ModelConfig& config, const ForwardCall& call, int64_t first, int64_t rows) {
+  DeviceCall part;
+  part.x = call.hidden.slice(first, rows);
+  part.routed_only = call.routed_only;
+  part.top_k = config.top_k;
+  part.routing = RoutingKind::kGate;
+  if (const RoutingByIds* given = std::get_if<RoutingByIds>(&call.routing)) {
+    const Routing of_rows = Routing{given->top_k, given->ids, given->weights}.rows(first, rows);
+    part.routing = RoutingKind::kIds;
+    part.top_k = given->top_k;
+    part.ids = of_rows.ids;
+    part.weights = of_rows.weights;
+  } else if (const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing)) {
+    part.routing = RoutingKind::kLogits;
+    part.logits = given->logits.subspan(static_cast<size_t>(first * config.num_experts), static_cast<size_t>(rows * config.num_experts));
+  }
+  return part;
+}
+
 }  // namespace
 
 absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableTensorView out, WorkerPool& pool, Scratch& scratch) {
   ExecContext context;
   context.pool = &pool;
+  if (moe.accelerator() != nullptr) {  // has its workspace in the lane
+    context.lane = scratch.lane;
+    return moe.Run(batch, out, context);
+  }
   const size_t bytes = moe.WorkspaceBytes(batch.x.rows, batch.top_k);
   if (scratch.workspace.size() < bytes) {
     scratch.workspace = AlignedBuffer();  // nothing to keep: the old one goes first
@@ -178,6 +202,34 @@ absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, con
     absl::Status status = with_shared ? RunWithShared(layer, batch, part, pool, scratch)
                                       : RunPrepared(*layer.routed, batch, part, pool, scratch);
     if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunOnDevice(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                         WorkerPool& pool, Scratch& scratch, ForwardInfo* info) {
+  const RoutingByIds* by_ids = std::get_if<RoutingByIds>(&call.routing);
+  info->top_k = by_ids != nullptr ? by_ids->top_k : config.top_k;
+  const bool with_shared = layer.shared != nullptr && !call.routed_only;
+  const absl::StatusOr<int64_t> step = StepOf(layer, with_shared, call.hidden.rows, info->top_k);
+  if (!step.ok()) return step.status();
+  for (int64_t first = 0; first < call.hidden.rows; first += *step) {
+    const int64_t rows = std::min(*step, call.hidden.rows - first);
+    DeviceCall part = DevicePart(config, call, first, rows);
+    if (info->want_routing) {
+      scratch.ids.clear();
+      scratch.weights.clear();
+      part.used_ids = &scratch.ids;
+      part.used_weights = &scratch.weights;
+    }
+    absl::Status status = layer.device->Forward(part, out.slice(first, rows), *scratch.lane, &pool);
+    if (absl::IsInvalidArgument(status) && first > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(status.message(), " (rows counted from row ", first, " of the call)"));
+    }
+    if (!status.ok()) return status;
+    if (!info->want_routing) continue;
+    info->ids.insert(info->ids.end(), scratch.ids.begin(), scratch.ids.end());
+    info->weights.insert(info->weights.end(), scratch.weights.begin(), scratch.weights.end());
   }
   return absl::OkStatus();
 }

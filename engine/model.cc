@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/chunking.h"
+#include "engine/lanes.h"
 #include "engine/self_check.h"
 #include "kernels/activation_quant.h"
 #include "kernels/numa.h"
@@ -56,6 +57,19 @@ LayerPart SharedPart(LoadedLayer& layer) {
   return {", shared expert", &layer.plan.shared, layer.plan.shared_expert.get(), &layer.shared_choice, &layer.shared};
 }
 
+// The accelerator that has a part of the layer; null: none.
+Accelerator* AcceleratorOf(const LoadedLayer& layer) {
+  Accelerator* accelerator = layer.routed->accelerator();
+  if (accelerator == nullptr && layer.shared != nullptr) accelerator = layer.shared->accelerator();
+  return accelerator;
+}
+
+// Whether one accelerator has all of the layer.
+bool WhollyOnAccelerator(const LoadedLayer& layer) {
+  return layer.routed->accelerator() != nullptr &&
+         (layer.shared == nullptr || layer.shared->accelerator() == layer.routed->accelerator());
+}
+
 std::vector<int> NodesOf(const LoadedLayer& layer) {
   std::vector<std::span<const std::byte>> ranges = layer.routed->ResidentRanges();
   if (layer.shared != nullptr) {
@@ -87,7 +101,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   if (!range.ok()) return range;
   std::vector<LayerPlan> executed;
   for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
-  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens);
+  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
   if (!report.ok()) return report.status();
   model->report_ = *std::move(report);
   model->states_.assign(model->layers_.size(), LayerState::kPlanned);
@@ -146,17 +160,15 @@ absl::Status Model::ChooseBackends() {
     status = ChooseFor(plan.layer, backends_, &plan.shared, &layer->shared_choice);
     if (!status.ok()) return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, ", shared expert: "), status);
   }
+  on_gpu_ = std::any_of(layers_.begin(), layers_.end(), [](const std::unique_ptr<LoadedLayer>& layer) {
+    return layer->choice.backend->OnGpu() || (layer->plan.has_shared && layer->shared_choice.backend->OnGpu());
+  });
   return absl::OkStatus();
 }
 
-Model::Need Model::need() const {
+MemoryNeed Model::need() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  Need need;
-  for (const LayerExplanation& layer : report_.layers) {
-    need.weights += layer.bytes;
-    need.workspace = std::max(need.workspace, layer.workspace_bytes);
-  }
-  return need;
+  return report_.need;
 }
 
 absl::Status Model::BeginLoad() {
@@ -168,31 +180,78 @@ absl::Status Model::BeginLoad() {
   return absl::OkStatus();
 }
 
-absl::Status Model::LoadLayer(int index, WorkerPool& pool, Scratch& scratch) {
+absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
   LoadedLayer& layer = *layers_[index];
   {
     std::lock_guard<std::mutex> lock(mutex_);
     states_[index] = state_ = LayerState::kLoading;
   }
-  absl::Status status = PrepareChecked(index, RoutedPart(layer), pool, scratch);
-  if (status.ok() && layer.plan.has_shared) status = PrepareChecked(index, SharedPart(layer), pool, scratch);
+  absl::Status status = PrepareChecked(index, RoutedPart(layer), tools);
+  if (status.ok() && layer.plan.has_shared) status = PrepareChecked(index, SharedPart(layer), tools);
   if (!status.ok()) return status;
   absl::StatusOr<GateWeights> gate = ReadGate(config_, *checkpoint_, layer.plan.layer);
   if (!gate.ok()) return gate.status();
   layer.gate = *std::move(gate);
+  if (status = PlaceOnAccelerator(layer, tools); !status.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": "), status);
   layer.numa_nodes = NodesOf(layer);
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;
   return absl::OkStatus();
 }
 
-absl::Status Model::PrepareChecked(int index, LayerPart part, WorkerPool& pool, Scratch& scratch) {
+absl::Status Model::PlaceOnAccelerator(LoadedLayer& layer, const LoadTools& tools) const {
+  Accelerator* accelerator = AcceleratorOf(layer);
+  if (accelerator == nullptr) return absl::OkStatus();
+  absl::StatusOr<LaneSet*> lanes = tools.lanes(*accelerator);
+  if (!lanes.ok()) return lanes.status();
+  layer.lanes = *lanes;
+  if (!WhollyOnAccelerator(layer)) return absl::OkStatus();
+  if (absl::Status status = Assemble(layer); !status.ok()) return status;
+  for (size_t lane = 0; lane < layer.lanes->count(); ++lane) {
+    const LaneSet::Use use = layer.lanes->Take(lane);
+    if (absl::Status status = layer.device->WarmUp(*use.scratch().lane); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::Assemble(LoadedLayer& layer) const {
+  DeviceLayerParts parts;
+  parts.routed = layer.routed.get();
+  parts.shared = layer.shared.get();
+  parts.num_experts = config_.num_experts;
+  parts.first_expert = layer.first_expert;
+  parts.top_k = config_.top_k;
+  parts.hidden = config_.hidden;
+  parts.rule = config_.router;
+  parts.gate = layer.gate.weight;
+  parts.gate_bias = layer.gate.bias;
+  parts.correction_bias = layer.gate.correction_bias;
+  parts.shared_gate = layer.gate.shared_gate;
+  absl::StatusOr<std::unique_ptr<DeviceLayer>> device = layer.lanes->accelerator().Assemble(parts);
+  if (!device.ok()) return device.status();
+  layer.device = *std::move(device);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SelfCheckRow> Model::CheckLoaded(int number, const LayerPart& part, const Backend& reference,
+                                                const LoadTools& tools) const {
+  const CheckTarget target = {*part.desc, *part.experts, *part.choice->backend, **part.prepared};
+  const uint64_t seed = static_cast<uint64_t>(number);
+  Accelerator* accelerator = target.prepared.accelerator();
+  if (accelerator == nullptr) return CheckPart(target, reference, kLoadCheck, seed, tools.pool, tools.scratch);
+  absl::StatusOr<LaneSet*> lanes = tools.lanes(*accelerator);
+  if (!lanes.ok()) return lanes.status();
+  const LaneSet::Use lane = (*lanes)->Take();
+  return CheckPart(target, reference, kLoadCheck, seed, tools.pool, lane.scratch());
+}
+
+absl::Status Model::PrepareChecked(int index, LayerPart part, const LoadTools& tools) {
   const int number = layers_[index]->plan.layer;
   const std::string where = absl::StrCat("layer ", number, part.name);
   const Backend* reference = FindReference(backends_);
   std::vector<const Backend*> left = backends_;
   for (;;) {
-    absl::StatusOr<std::unique_ptr<PreparedMoe>> prepared = part.choice->backend->Prepare(*part.desc, *part.experts, pool);
+    absl::StatusOr<std::unique_ptr<PreparedMoe>> prepared = part.choice->backend->Prepare(*part.desc, *part.experts, tools.pool);
     if (!prepared.ok()) return prepared.status();
     *part.prepared = *std::move(prepared);
     const std::string name = part.choice->backend->Name();
@@ -201,8 +260,7 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, WorkerPool& pool, 
                                               ", want ", Describe(part.desc->scheme)));
     }
     if (reference == nullptr || part.choice->backend == reference) return absl::OkStatus();
-    absl::StatusOr<SelfCheckRow> row = CheckPart({*part.desc, *part.experts, *part.choice->backend, **part.prepared}, *reference,
-                                                 kLoadCheck, static_cast<uint64_t>(number), pool, scratch);
+    absl::StatusOr<SelfCheckRow> row = CheckLoaded(number, part, *reference, tools);
     if (!row.ok()) return row.status();
     if (row->passed) return absl::OkStatus();
 
@@ -262,7 +320,7 @@ absl::StatusOr<const LoadedLayer*> Model::Ready(int layer) const {
   return absl::NotFoundError(absl::StrCat("model ", name_, " has no MoE layer ", layer, "; its MoE layers are ", known));
 }
 
-ModelStatus Model::Status() const {
+ModelStatus Model::Status(const absl::Status& device) const {
   ModelStatus status;
   status.name = name_;
   status.path = path_;
@@ -287,6 +345,11 @@ ModelStatus Model::Status() const {
       row.executed_scheme = Describe(layer.routed->ExecutedScheme());
       row.bytes = layer.routed->ResidentBytes() + (layer.shared ? layer.shared->ResidentBytes() : 0);
       row.numa_nodes = layer.numa_nodes;
+    }
+    if (!device.ok() && states_[index] == LayerState::kReady && layer.lanes != nullptr) {
+      row.state = status.state = LayerState::kFailed;
+      absl::StrAppend(&row.note, row.note.empty() ? "" : "; ", Text(device));
+      status.error = Text(device);
     }
     status.layers.push_back(std::move(row));
   }

@@ -5,6 +5,7 @@
 #ifndef MOED_ENGINE_MODEL_H_
 #define MOED_ENGINE_MODEL_H_
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,6 +14,8 @@
 #include "engine/engine.h"
 
 namespace moed {
+
+class LaneSet;
 
 // What a layer needs to run: immutable once the layer is ready.
 struct LoadedLayer {
@@ -24,6 +27,8 @@ struct LoadedLayer {
   std::unique_ptr<PreparedMoe> routed;
   std::unique_ptr<PreparedMoe> shared;     // null without a shared expert
   GateWeights gate;
+  std::unique_ptr<DeviceLayer> device;     // the whole layer, when all of it is on an accelerator; points into what is above
+  LaneSet* lanes = nullptr;                // of the accelerator that has a part of it; null: all on the host
   std::vector<int> numa_nodes;             // of the experts; empty: unknown
 };
 
@@ -35,6 +40,15 @@ struct LayerPart {
   Choice* choice;
   std::unique_ptr<PreparedMoe>* prepared;
 };
+
+// What loading a layer uses.
+struct LoadTools {
+  WorkerPool& pool;  // nobody else may compute on it meanwhile
+  Scratch& scratch;  // for calls on the host
+  // The lanes of an accelerator, made when they are first asked for. Errors as LaneSet::Make.
+  std::function<absl::StatusOr<LaneSet*>(Accelerator&)> lanes;
+};
+
 class Model {
  public:
   // Reads config and headers, plans all layers and asks the oracle for each. Errors as Engine::Plan.
@@ -51,26 +65,27 @@ class Model {
   uint64_t file_bytes(int index) const { return layers_[index]->plan.file_bytes; }
   uint64_t generation() const { return generation_; }
 
-  // Bytes that the planned layers hold, and the largest workspace of one.
-  struct Need {
-    uint64_t weights = 0;
-    uint64_t workspace = 0;
-  };
-  Need need() const;
+  // What the planned layers hold, and the largest workspace of one.
+  MemoryNeed need() const;
 
   // FAILED_PRECONDITION unless the model is kPlanned; else it is kLoading, so that only one caller loads it.
   absl::Status BeginLoad();
   // Loads layer `index` (not its number): prepares routed and shared experts, compares both with the reference on the loaded
   // weights, and reads the gate. A backend that fails the comparison is quarantined for this layer and the next
-  // fitting one is taken, unless the policy requires it. `pool` must not be in use.
-  absl::Status LoadLayer(int index, WorkerPool& pool, Scratch& scratch);
+  // fitting one is taken, unless the policy requires it. A layer that is wholly on one accelerator is assembled there and warmed
+  // up on every lane. The caller must hold no lane.
+  absl::Status LoadLayer(int index, const LoadTools& tools);
   // After the last layer, or with the error that ended loading.
   void FinishLoad(const absl::Status& status);
 
   // The layer with that number, ready to run. NOT_FOUND lists the layers; UNAVAILABLE while it is not ready.
   absl::StatusOr<const LoadedLayer*> Ready(int layer) const;
 
-  ModelStatus Status() const;
+  // Whether a layer was planned on a GPU. Fixed by PlanFrom.
+  bool OnGpu() const { return on_gpu_; }
+
+  // `device` is the health of the accelerator that layers are on: when it failed, they are kFailed and so is the model.
+  ModelStatus Status(const absl::Status& device) const;
 
  private:
   Model(EngineOptions options, std::vector<const Backend*> backends)
@@ -79,7 +94,10 @@ class Model {
   absl::Status ApplyExpertRange();
   absl::Status ChooseBackends();
   absl::Status ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const;
-  absl::Status PrepareChecked(int index, LayerPart part, WorkerPool& pool, Scratch& scratch);
+  absl::Status PrepareChecked(int index, LayerPart part, const LoadTools& tools);
+  absl::StatusOr<SelfCheckRow> CheckLoaded(int number, const LayerPart& part, const Backend& reference, const LoadTools& tools) const;
+  absl::Status PlaceOnAccelerator(LoadedLayer& layer, const LoadTools& tools) const;
+  absl::Status Assemble(LoadedLayer& layer) const;
   void Quarantine(int index, const std::string& backend, const std::string& why);
 
   const EngineOptions options_;
@@ -91,6 +109,7 @@ class Model {
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
   std::vector<std::string> notes_;
   uint64_t generation_ = 1;
+  bool on_gpu_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   ExplainReport report_;

@@ -41,15 +41,17 @@ struct DeviceInfo {
   int cores = 1;             // usable logical processors
   double cpu_quota = 0;      // of the cgroup, in processors; 0: none
   uint64_t memory_bytes = 0; // host memory that weights may use; 0: unknown, not checked
-  bool has_gpu = false;
+  bool has_gpu = false;      // the fields below mean nothing without
+  std::string gpu_name;      // "NVIDIA H200"
   int cuda_major = 0;        // compute capability
   int cuda_minor = 0;
   int gpu_multiprocessors = 0;
-  uint64_t gpu_free_bytes = 0;
+  uint64_t gpu_free_bytes = 0;  // that weights and workspace of layers on the GPU may use
 };
 
 // The machine this process runs on: processor flags by CPUID (with the operating system's consent for AVX, AVX-512 and
-// AMX state), logical processors from the affinity mask, the quota from its cgroups, memory from the operating system.
+// AMX state), logical processors from the affinity mask, the quota from its cgroups, memory from the operating system. Without a
+// GPU: see LinkedDevice in kernels/backends.h.
 DeviceInfo ThisDevice();
 
 }  // namespace moed

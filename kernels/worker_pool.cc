@@ -106,11 +106,12 @@ void WorkerPool::Run(int64_t tasks, const void* context, Call call) {
     for (int64_t task = 0; task < tasks; ++task) call(context, task, 0);
     return;
   }
+  std::lock_guard<std::mutex> turn(turn_);
   context_ = context;
   call_ = call;
   tasks_ = tasks;
   next_.store(0, std::memory_order_relaxed);
-  // Between jobs state_ is closed and empty, and only this thread writes it.
+  // Between jobs state_ is closed and empty, and only the thread whose turn it is writes it.
   state_.store((state_.load(std::memory_order_relaxed) & kJobMask) + kJob + kOpen, std::memory_order_seq_cst);
   WakeSleepers(tasks - 1);
   Drain(0);

@@ -1,7 +1,7 @@
 // A pool of worker threads with one operation: run a function over task indices in parallel.
 //
-// Threads: ParallelFor may be called from one thread at a time (the engine lets computing calls take turns); the calling
-// thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the operating system
+// Threads: ParallelFor may be called from any thread; loops of several threads take turns, one loop each, while those of one task
+// just run. The calling thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the operating system
 // does not run (a CPU quota, more threads than processors) joins a job late or not at all. Workers, and the caller while
 // tasks are still running, spin for some 50 microseconds before they sleep, unless told not to. No allocation per call.
 //
@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -57,6 +58,7 @@ class WorkerPool {
   bool SpinUntil(const Done& done) const;
 
   const bool spin_;
+  std::mutex turn_;  // held by the caller whose loop runs
   std::vector<std::thread> workers_;
   // Flags, the number of workers inside, and above these the number of the job. Also what threads sleep on.
   alignas(64) std::atomic<uint32_t> state_{0};

@@ -85,7 +85,9 @@ constexpr OptionSpec kExplainOptions[] = {
     {"activations", Kind::kText, "A", "file (default), none or int8, as for serve", nullptr},
     {"layer", Kind::kNumber, "N", "only this layer", nullptr},
     {"max-tokens", Kind::kNumber, "N", "as for serve; decides the workspace; default 8192", nullptr},
+    {"lanes", Kind::kNumber, "N", "as for serve; decides the workspace on the GPU; default 2", nullptr},
     {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing", nullptr},
+    {"gpu", Kind::kText, "G", "auto (default), or none: as if the device had no GPU", nullptr},
     {"json", Kind::kSwitch, "", "one JSON document on stdout", nullptr},
 };
 constexpr OptionSpec kDequantizeOptions[] = {
@@ -155,9 +157,12 @@ absl::Status FillExplain(const RawValues& raw, ExplainOptions* out) {
   out->policy = reader.Text("policy", "auto");
   out->layer = static_cast<int>(reader.Number("layer", 0, 1'000'000, -1));
   out->max_tokens = reader.Number("max-tokens", 1, 1 << 20, out->max_tokens);
+  out->lanes = static_cast<int>(reader.Number("lanes", 1, kMaxLanes, out->lanes));
   out->json = reader.Switch("json");
   absl::Status activations = ParseActivations(reader.Text("activations", "file"), &out->activations);
   if (reader.status.ok()) reader.status = Named("activations", activations);
+  absl::Status gpu = ParseGpu(reader.Text("gpu", "auto"), &out->gpu);
+  if (reader.status.ok()) reader.status = Named("gpu", gpu);
   if (!raw.at("cpu-features").empty()) {
     absl::Status parsed = ParseFeatureMask(reader.Text("cpu-features", ""), &out->masked_features);
     if (reader.status.ok()) reader.status = Named("cpu-features", parsed);

@@ -75,16 +75,18 @@ absl::StatusOr<ExplainReport> MakeReport(const ExplainOptions& options) {
   absl::StatusOr<DeviceInfo> device = ReadDevice(options.device);
   if (!device.ok()) return device.status();
   MaskFeatures(options.masked_features, &device->isa);
+  MaskGpu(options.gpu, &*device);
   const std::vector<const Backend*> backends = LinkedBackends();
   absl::StatusOr<Policy> policy = ReadPolicy(options.policy, backends);
   if (!policy.ok()) return policy.status();
   return ExplainCheckpoint(options.path, *device, backends, *policy, ReadActivations(options.activations), options.layer,
-                           options.max_tokens);
+                           options.max_tokens, options.lanes);
 }
 
 }  // namespace
 
 absl::StatusOr<DeviceInfo> ReadDevice(const std::string& text) {
+  if (text == "this") return LinkedDevice();
   const std::vector<std::string> names = BuiltInDeviceNames();
   if (std::find(names.begin(), names.end(), text) != names.end()) return BuiltInDevice(text);
   std::error_code error;
@@ -116,7 +118,6 @@ std::string ExplainJson(const ExplainReport& report) {
 
 std::string ExplainText(const ExplainReport& report) {
   std::string text = absl::StrCat("device ", report.device, "\n");
-  uint64_t bytes = 0, workspace = 0;
   for (size_t i = 0; i < report.layers.size();) {
     size_t last = i;
     while (last + 1 < report.layers.size() && report.layers[last + 1].layer == report.layers[last].layer + 1 &&
@@ -126,11 +127,12 @@ std::string ExplainText(const ExplainReport& report) {
     absl::StrAppend(&text, LayerText(report.layers[i], report.layers[last].layer));
     i = last + 1;
   }
-  for (const LayerExplanation& layer : report.layers) {
-    bytes += layer.bytes;
-    workspace = std::max(workspace, layer.workspace_bytes);
+  const MemoryNeed::Part &host = report.need.host, &gpu = report.need.gpu;
+  if (gpu != MemoryNeed::Part()) {
+    absl::StrAppend(&text, "on the GPU: weights ", SizeText(gpu.weights), ", workspace ", SizeText(gpu.workspace), " for each of ",
+                    report.lanes, " lanes\n");
   }
-  absl::StrAppend(&text, "weights ", SizeText(bytes), ", workspace ", SizeText(workspace), ": ",
+  absl::StrAppend(&text, "weights ", SizeText(host.weights), ", workspace ", SizeText(host.workspace), ": ",
                   EverythingFits(report) ? "fits" : "DOES NOT FIT", "\n");
   return text;
 }

@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<GivenOption>> ParseConfig(const std::string& text, co
 // Checks shared with the other commands. Each error says wanted and got.
 absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, int64_t* out);
 absl::Status ParseActivations(const std::string& text, std::string* out);
+absl::Status ParseGpu(const std::string& text, std::string* out);  // auto or none
 absl::Status ParseFeatureMask(const std::string& text, std::vector<std::string>* names);
 
 }  // namespace moed

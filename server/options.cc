@@ -124,6 +124,13 @@ absl::Status SetQueue(const std::string& text, ServeOptions* options) {
   return status;
 }
 
+absl::Status SetLanes(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, kMaxLanes, &value);
+  options->lanes = static_cast<int>(value);
+  return status;
+}
+
 absl::Status SetMemoryLimit(const std::string& text, ServeOptions* options) {
   int64_t value = 0;
   absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
@@ -144,6 +151,8 @@ absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, in
 }
 
 absl::Status ParseActivations(const std::string& text, std::string* out) { return OneOf({"file", "none", "int8"}, text, out); }
+
+absl::Status ParseGpu(const std::string& text, std::string* out) { return OneOf({"auto", "none"}, text, out); }
 
 absl::Status ParseFeatureMask(const std::string& text, std::vector<std::string>* names) {
   std::vector<std::string> valid;
@@ -184,7 +193,11 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        [](const Text&, Options* o) { return o->deterministic = true, absl::OkStatus(); }},
       {"max-tokens", Kind::kNumber, "N", "rows computed at once, larger calls go in chunks; default 8192",
        [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->max_tokens); }},
-      {"memory-limit", Kind::kNumber, "BYTES", "that weights and workspace may take; default: no limit", SetMemoryLimit},
+      {"memory-limit", Kind::kNumber, "BYTES", "that weights and workspace may take of the host's memory; default: no limit",
+       SetMemoryLimit},
+      {"gpu", Kind::kText, "G", "auto: layers that a GPU backend fits run on the GPU (default); none: as if there were no GPU",
+       [](const Text& t, Options* o) { return ParseGpu(t, &o->gpu); }},
+      {"lanes", Kind::kNumber, "N", "calls of layers on the GPU that run at once, each with workspace of its own; default 2", SetLanes},
       {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing, such as -avx512f,-avx2",
        [](const Text& t, Options* o) { return ParseFeatureMask(t, &o->masked_features); }},
       {"queue", Kind::kNumber, "N", "calls that may wait for the device; default 256", SetQueue},
@@ -278,6 +291,14 @@ void MaskFeatures(const std::vector<std::string>& names, IsaFlags* isa) {
       if (falls_with(flag.name, masked)) isa->*flag.flag = false;
     }
   }
+}
+
+void MaskGpu(const std::string& choice, DeviceInfo* device) {
+  if (choice != "none") return;
+  device->has_gpu = false;
+  device->gpu_name.clear();
+  device->cuda_major = device->cuda_minor = device->gpu_multiprocessors = 0;
+  device->gpu_free_bytes = 0;
 }
 
 std::string NearestName(const std::string& name, const std::vector<std::string>& candidates) {

@@ -27,6 +27,8 @@ struct ModelOption {
   bool operator==(const ModelOption&) const = default;
 };
 
+inline constexpr int kMaxLanes = 8;
+
 struct ServeOptions {
   // What is served and where.
   std::vector<ModelOption> models;
@@ -43,13 +45,15 @@ struct ServeOptions {
   int first_expert = 0;             // experts [first_expert, end_expert) are held; end_expert 0: all
   int end_expert = 0;
   std::vector<std::string> masked_features;  // names of IsaFlagNames() that count as missing
-  uint64_t memory_limit = 0;        // bytes; 0: no limit of moed's own
+  uint64_t memory_limit = 0;        // bytes of the host's memory; 0: no limit of moed's own
+  std::string gpu = "auto";         // auto, or none: as if the machine had no GPU
 
   // What decides speed only.
   int threads = 0;                  // 0: as many as usable processors and the CPU quota keep busy
   bool pin_threads = false;         // each compute thread on a processor of its own
   int64_t max_tokens = 8192;        // rows computed at once
   int queue = 256;                  // calls that may wait for the device
+  int lanes = 2;                    // calls of layers on the GPU that run at once
 
   bool operator==(const ServeOptions&) const = default;
 };
@@ -60,8 +64,10 @@ struct ExplainOptions {
   std::string policy = "auto";
   std::string activations = "file";  // file, none or int8
   std::vector<std::string> masked_features;
+  std::string gpu = "auto";     // auto or none
   int layer = -1;               // -1: every MoE layer
   int64_t max_tokens = 8192;
+  int lanes = 2;
   bool json = false;
 };
 
@@ -96,6 +102,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
 // Clears the named flags, and those that do not exist without them (avx512f takes every avx512 flag along, avx2 those and
 // avxvnni, amx_tile the AMX ones), so that the result is a machine that could exist. Names must be valid.
 void MaskFeatures(const std::vector<std::string>& names, IsaFlags* isa);
+
+// Takes the GPU from `device` when `choice` is none; auto leaves it.
+void MaskGpu(const std::string& choice, DeviceInfo* device);
 
 // The candidate that takes the fewest single-character edits to become `name`. Empty when there is no candidate.
 std::string NearestName(const std::string& name, const std::vector<std::string>& candidates);

@@ -126,6 +126,7 @@ std::string NodesText(const std::vector<int>& nodes) {
 void LogHost(const HostStatus& host) {
   spdlog::info("{} compute threads{}, limited by {}; {} usable processors on NUMA nodes: {}", host.threads,
                host.pinned ? ", pinned" : "", host.threads_limit, host.processors, NodesText(host.numa_nodes));
+  if (!host.gpu.empty()) spdlog::info("GPU {}, {} bytes free", host.gpu, host.gpu_free_bytes);
   for (const std::string& warning : ThreadWarnings(host)) spdlog::warn("{}", warning);
 }
 

@@ -2,6 +2,8 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/impl/server_builder_option.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +21,7 @@ constexpr std::chrono::seconds kAnswerLimit(10);        // for slow readers to t
 constexpr std::chrono::milliseconds kQuiet(50);
 constexpr std::chrono::milliseconds kQuietLimit(500);
 constexpr std::chrono::milliseconds kStreamLimit(100);  // for streams, such as reflection, that do not end by themselves
+constexpr std::chrono::milliseconds kHealthInterval(200);  // between two looks at the device
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
 // Chooses the reflection service explicitly: linking its library alone would add it to every listener.
@@ -79,13 +82,17 @@ std::vector<std::string> HealthNames(const Engine& engine) {
 
 Server::Server(const ServeOptions& options, Engine* engine)
     : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_),
-      main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
+      engine_(engine), main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
-  server->queue_.Start([engine] { engine->PinComputeThread(); });
+  const int at_once = engine->CallsAtOnce();
+  server->queue_.Start(at_once, [engine, at_once] {
+    if (at_once == 1) engine->PinComputeThread();  // several would take one processor in turns
+  });
+  if (engine->UsesGpu()) server->StartDeviceWatch();
   return server;
 }
 
@@ -115,8 +122,27 @@ absl::Status Server::Bind(const ServeOptions& options) {
 absl::Status Server::Open(const std::function<absl::Status()>& announce) {
   std::lock_guard<std::mutex> lock(phase_mutex_);
   if (draining_) return absl::OkStatus();
+  if (!device_failure_.ok()) return device_failure_;
   service_.SetPhase(Phase::kServing);  // before health, so that SERVING is never a promise too early
   return main_health_.ServeAfter([&] { return probe_health_.ServeAfter(announce); });
+}
+
+void Server::StartDeviceWatch() {
+  device_watch_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "device-watch");  // as `top -H` shows it
+    std::unique_lock<std::mutex> lock(phase_mutex_);
+    while (!stop_watch_.wait_for(lock, kHealthInterval, [this] { return draining_; })) {
+      lock.unlock();  // the device may take its time
+      absl::Status health = engine_->DeviceHealth();
+      lock.lock();
+      if (health.ok() || draining_) continue;
+      spdlog::error("{}: health is NOT_SERVING from now on", std::string(health.message()));
+      device_failure_ = std::move(health);
+      main_health_.StopServing();
+      probe_health_.StopServing();
+      return;
+    }
+  });
 }
 
 void Server::Drain() {
@@ -124,10 +150,12 @@ void Server::Drain() {
     std::lock_guard<std::mutex> lock(phase_mutex_);
     if (draining_) return;
     draining_ = true;
+    stop_watch_.notify_all();
     main_health_.StopServing();
     probe_health_.StopServing();
     service_.SetPhase(Phase::kDraining);
   }
+  if (device_watch_.joinable()) device_watch_.join();
   queue_.Shutdown();
   service_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);

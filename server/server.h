@@ -1,17 +1,21 @@
 // The listening server: gRPC listeners, health, the queue, and the way from loading over serving to drained.
 //
 // Threads: Open and Drain may be called from any thread, Drain once. While the server listens and is not open, health is
-// NOT_SERVING for every name and calls that compute get UNAVAILABLE.
+// NOT_SERVING for every name and calls that compute get UNAVAILABLE. Where a layer is on a GPU, a thread asks the device for its health
+// several times a second: when it failed, health is NOT_SERVING for every name and stays so, calls of its layers get UNAVAILABLE (see
+// Engine::Forward), and a drain goes as ever.
 #ifndef MOED_SERVER_SERVER_H_
 #define MOED_SERVER_SERVER_H_
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,7 +37,8 @@ class Server {
   ~Server();
 
   // Lets calls in, calls `announce`, and reports SERVING, which no client sees before the announcement. Once Drain began it
-  // does nothing and returns OK. An error of `announce` is returned and health stays NOT_SERVING.
+  // does nothing and returns OK. An error of `announce` is returned and health stays NOT_SERVING; so is UNAVAILABLE when the device
+  // failed already.
   absl::Status Open(const std::function<absl::Status()>& announce);
 
   // Health is NOT_SERVING and new calls get UNAVAILABLE at once; then accepted calls finish and are answered, and the
@@ -49,15 +54,20 @@ class Server {
  private:
   Server(const ServeOptions& options, Engine* engine);
   absl::Status Bind(const ServeOptions& options);
+  void StartDeviceWatch();
 
   WorkQueue queue_;
   MoeService service_;
+  Engine* const engine_;
   HealthService main_health_;
   HealthService probe_health_;  // on the health listener
   std::vector<std::string> addresses_;
   std::string health_address_;
-  std::mutex phase_mutex_;  // guards draining_ and orders changes of health
+  std::mutex phase_mutex_;  // guards the next two and orders changes of health
   bool draining_ = false;
+  absl::Status device_failure_;
+  std::condition_variable stop_watch_;  // with phase_mutex_
+  std::thread device_watch_;            // not joinable where no layer is on a GPU
   grpc::CallbackGenericService nothing_;  // what the health listener offers beside health
   std::unique_ptr<grpc::Server> main_listener_;
   std::unique_ptr<grpc::Server> health_listener_;

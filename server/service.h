@@ -1,7 +1,7 @@
 // The moe.v1 service: thin handlers between wire and engine.
 //
 // Threads: handlers run on gRPC's callback threads and never compute or block there: Forward and SelfCheck check their
-// request, go through the queue to the one compute thread and are answered from it; Status and Explain are answered at
+// request, go through the queue to a compute thread and are answered from it; Status and Explain are answered at
 // once, whatever waits.
 // Lifecycle: a service starts closed (UNAVAILABLE: loading), is opened once everything is ready, and is closed for good by
 // a drain (UNAVAILABLE: draining) while accepted calls finish. Status and Explain always answer.
@@ -70,6 +70,9 @@ class MoeService final : public MoeServiceBase {
 
   absl::Status StartForward(Call* call, std::unique_ptr<moe::v1::ForwardRequest> request, grpc::ByteBuffer* response);
   absl::Status RunForward(ForwardJob* job, WorkQueue::Duration waited);
+  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place, size_t bytes,
+                                       std::shared_ptr<const SharedMemory>* held);
+  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited, grpc::Slice output);
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;

@@ -2,7 +2,6 @@
 //
 // The request is parsed once, from the transport's slices into the message that the call then views. The output is
 // computed straight into the slice that is sent: the answer's other fields go around it (see OutputHead in wire.h).
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,16 +15,15 @@ namespace {
 namespace v1 = moe::v1;
 using std::chrono::steady_clock;
 
-constexpr size_t kOutputAlignment = 64;  // a cache line, and the widest vector register
-
 int64_t Microseconds(steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
 }
 
-// Memory that a slice can take over: [0, bytes) uninitialised, aligned. Null when there is none left.
-void* AllocateOutput(size_t bytes) {
-  const size_t padded = (std::max<size_t>(bytes, 1) + kOutputAlignment - 1) / kOutputAlignment * kOutputAlignment;
-  return std::aligned_alloc(kOutputAlignment, padded);
+// A slice of `bytes` that owns `memory`: it goes back where it came from with the slice's last reference, on whatever thread.
+grpc::Slice SliceOf(OutputMemory memory, size_t bytes) {
+  auto owner = std::make_unique<OutputMemory>(std::move(memory));
+  void* data = owner->data();
+  return grpc::Slice(data, bytes, [](void* held) { delete static_cast<OutputMemory*>(held); }, owner.release());
 }
 
 grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::string& rest) {
@@ -67,25 +65,55 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<v1::ForwardReq
   });
 }
 
+// Where the job's tensors in device memory lie in this process; `held` keeps them open.
+absl::StatusOr<std::byte*> MoeService::OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
+                                                 size_t bytes, std::shared_ptr<const SharedMemory>* held) {
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = engine_->OpenShared(checked.model, checked.call.layer, place.handle);
+  if (!memory.ok()) return absl::Status(memory.status().code(), absl::StrCat(field, ": ", memory.status().message()));
+  *held = *std::move(memory);
+  return AddressIn(field, **held, place, bytes);
+}
+
 absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
-  const CheckedForward& checked = job->checked;
+  CheckedForward& checked = job->checked;
   const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
-  void* memory = AllocateOutput(checked.output_bytes());
-  if (memory == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for an output of ", checked.output_bytes(), " bytes"));
+  std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
+  if (checked.hidden_memory) {
+    absl::StatusOr<std::byte*> data =
+        OpenPlace("hidden.device_memory", checked, *checked.hidden_memory, checked.call.hidden.bytes(), &hidden_memory);
+    if (!data.ok()) return data.status();
+    checked.call.hidden.data = *data;
   }
-  grpc::Slice output(memory, checked.output_bytes(), std::free);
+  MutableTensorView out = {nullptr, checked.output_dtype, rows, cols};
+  grpc::Slice output;
+  if (checked.output_memory) {
+    absl::StatusOr<std::byte*> data =
+        OpenPlace("output_memory", checked, *checked.output_memory, checked.output_bytes(), &output_memory);
+    if (!data.ok()) return data.status();
+    out.data = *data;
+    out.place = Place::kDevice;
+  } else {
+    absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
+    if (!memory.ok()) return memory.status();
+    out.data = memory->data();
+    output = SliceOf(*std::move(memory), checked.output_bytes());
+  }
   ForwardInfo info;
   info.want_routing = job->request->return_routing();
-  absl::Status status = engine_->Forward(checked.model, checked.call, {memory, checked.output_dtype, rows, cols}, &info);
-  if (!status.ok()) return status;
+  absl::Status status = engine_->Forward(checked.model, checked.call, out, &info);
+  if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
+  return AnswerForward(job, info, waited, std::move(output));
+}
 
+absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited, grpc::Slice output) {
+  const CheckedForward& checked = job->checked;
+  const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
   const steady_clock::time_point computed = steady_clock::now();
   if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
     return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
   }
   v1::ForwardResponse rest = ForwardAnswer(*job->request, info, rows);
-  const std::string head = OutputHead(checked.output_dtype, rows, cols);
+  const std::string head = OutputHead(checked.output_dtype, rows, cols, !checked.output_memory);
   v1::Timing* timing = rest.mutable_timing();
   timing->set_receive_us(job->receive_us);
   timing->set_queue_us(Microseconds(waited));

@@ -51,7 +51,9 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
   engine_options.end_expert = options.end_expert;
   engine_options.max_tokens = options.max_tokens;
   engine_options.memory_limit = options.memory_limit;
-  engine_options.device = ThisDevice();
+  engine_options.lanes = options.lanes;
+  engine_options.device = LinkedDevice();
+  MaskGpu(options.gpu, &engine_options.device);
   if (absl::Status status = CheckPinning(options, engine_options.device); !status.ok()) return status;
   MaskFeatures(options.masked_features, &engine_options.device.isa);
   auto engine = std::make_unique<Engine>(std::move(engine_options), std::move(backends));

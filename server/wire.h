@@ -11,12 +11,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "kernels/accelerator.h"
 #include "kernels/tensor.h"
 #include "proto/moe/v1/moe.pb.h"
 
@@ -63,11 +65,23 @@ absl::Status CannotParse(const google::protobuf::Descriptor& message, size_t byt
 // the caller meant.
 absl::Status CheckKnownFields(const google::protobuf::Message& message);
 
+// The largest tensor in device memory: larger than any, and small enough for sums and products of sizes.
+inline constexpr int64_t kMaxDeviceTensorBytes = int64_t{1} << 40;
+inline constexpr uint64_t kDeviceAlignment = 16;
+
+// Where a tensor lies in device memory that another process shares.
+struct SharedPlace {
+  SharedHandle handle{};
+  uint64_t offset = 0;
+};
+
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
   ForwardCall call;  // views into the request, which must outlive it
   DType output_dtype = DType::kF32;
+  std::optional<SharedPlace> hidden_memory;  // call.hidden is on the device and has no address yet
+  std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
 
   size_t output_bytes() const {
     return MutableTensorView{nullptr, output_dtype, call.hidden.rows, call.hidden.cols}.bytes();
@@ -84,7 +98,11 @@ moe::v1::ForwardResponse ForwardAnswer(const moe::v1::ForwardRequest& request, c
 
 // The bytes of ForwardResponse.output up to (and without) the tensor's data: a serialised message is this head, then
 // the data, then the other fields. So an answer is sent without copying the data into a message first.
-std::string OutputHead(DType dtype, int64_t rows, int64_t cols);
+// `with_data` false: no data follows, the tensor has none.
+std::string OutputHead(DType dtype, int64_t rows, int64_t cols, bool with_data = true);
+
+// The address of `bytes` at `place` in `memory`; `field` is what errors name. INVALID_ARGUMENT when they end beyond it.
+absl::StatusOr<std::byte*> AddressIn(const std::string& field, const SharedMemory& memory, const SharedPlace& place, size_t bytes);
 
 // Rows of a self-check: 1 to 64, 0 means 8.
 absl::StatusOr<int64_t> SelfCheckTokens(const moe::v1::SelfCheckRequest& request);

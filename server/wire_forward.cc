@@ -3,6 +3,8 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/wire_format_lite.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
@@ -61,8 +63,8 @@ std::string Shape(const v1::Tensor& tensor) {
   return absl::StrCat("[", text, shown < tensor.shape_size() ? ", ..." : "", "]");
 }
 
-// Two dimensions, none negative, and exactly as many bytes as they need. The dtype must be known to be valid.
-absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor) {
+// Two dimensions, none negative. Returns the bytes that they need. The dtype must be known to be valid.
+absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& tensor) {
   if (tensor.shape_size() != 2) {
     return Invalid(field, "a shape of 2 dimensions", absl::StrCat(tensor.shape_size(), ": ", Shape(tensor)));
   }
@@ -71,13 +73,49 @@ absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& te
   int64_t elements = 0, bytes = 0;
   const bool overflow = __builtin_mul_overflow(rows, cols, &elements) ||
                         __builtin_mul_overflow(elements, ElementBytes(tensor.dtype()), &bytes);
+  if (!overflow) return bytes;
+  return Invalid(field, "a size that fits into 64 bits", absl::StrCat(Shape(tensor), " with ", tensor.data().size(), " bytes"));
+}
+
+// A matrix in the message, with exactly as many bytes as its shape needs. The dtype must be known to be valid.
+absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor) {
+  if (tensor.has_device_memory()) return Invalid(field, "data", "device_memory");
+  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor);
+  if (!bytes.ok()) return bytes.status();
   const int64_t got = static_cast<int64_t>(tensor.data().size());
-  if (overflow) return Invalid(field, "a size that fits into 64 bits", absl::StrCat(Shape(tensor), " with ", got, " bytes"));
-  if (bytes != got) {
-    return Invalid(field, absl::StrCat(bytes, " bytes for ", Shape(tensor), " ", DTypeText(tensor.dtype())),
+  if (*bytes != got) {
+    return Invalid(field, absl::StrCat(*bytes, " bytes for ", Shape(tensor), " ", DTypeText(tensor.dtype())),
                    absl::StrCat(got, " bytes"));
   }
-  return Matrix{tensor.dtype(), rows, cols, tensor.data().data()};
+  return Matrix{tensor.dtype(), tensor.shape(0), tensor.shape(1), tensor.data().data()};
+}
+
+absl::StatusOr<SharedPlace> ReadPlace(const std::string& field, const v1::DeviceMemory& memory) {
+  SharedPlace place;
+  const std::string& handle = memory.cuda_ipc_handle();
+  if (handle.size() != place.handle.size()) {
+    return Invalid(absl::StrCat(field, ".cuda_ipc_handle"), absl::StrCat(place.handle.size(), " bytes"), absl::StrCat(handle.size()));
+  }
+  if (memory.offset() % kDeviceAlignment != 0) {
+    return Invalid(absl::StrCat(field, ".offset"), absl::StrCat("a multiple of ", kDeviceAlignment), absl::StrCat(memory.offset()));
+  }
+  std::memcpy(place.handle.data(), handle.data(), handle.size());
+  place.offset = memory.offset();
+  return place;
+}
+
+// The same matrix in device memory, without an address; `place` is where it lies.
+absl::StatusOr<Matrix> ReadDeviceMatrix(const std::string& field, const v1::Tensor& tensor, std::optional<SharedPlace>* place) {
+  if (!tensor.data().empty()) return Invalid(field, "data or device_memory", "both");
+  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor);
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes > kMaxDeviceTensorBytes) {
+    return Invalid(field, absl::StrCat("at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(*bytes));
+  }
+  absl::StatusOr<SharedPlace> read = ReadPlace(absl::StrCat(field, ".device_memory"), tensor.device_memory());
+  if (!read.ok()) return read.status();
+  *place = *read;
+  return Matrix{tensor.dtype(), tensor.shape(0), tensor.shape(1), nullptr};
 }
 
 // A matrix of one fixed dtype.
@@ -87,17 +125,19 @@ absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v
   return ReadMatrix(field, tensor);
 }
 
-absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model) {
+absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model, std::optional<SharedPlace>* place) {
   if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
   const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
   if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
-  absl::StatusOr<Matrix> hidden = ReadMatrix("hidden", request.hidden());
+  const bool on_device = request.hidden().has_device_memory();
+  absl::StatusOr<Matrix> hidden =
+      on_device ? ReadDeviceMatrix("hidden", request.hidden(), place) : ReadMatrix("hidden", request.hidden());
   if (!hidden.ok()) return hidden.status();
   if (hidden->cols != model.hidden) {
     return Invalid("hidden", absl::StrCat("shape [M, ", model.hidden, "] for model '", model.name, "'"),
                    Shape(request.hidden()));
   }
-  return TensorView{hidden->data, *dtype, hidden->rows, hidden->cols};
+  return TensorView{hidden->data, *dtype, hidden->rows, hidden->cols, on_device ? Place::kDevice : Place::kHost};
 }
 
 template <typename T>
@@ -182,11 +222,29 @@ absl::Status CheckAnswerSize(const v1::ForwardRequest& request, const CheckedFor
   const int64_t slots = by_ids != nullptr ? by_ids->top_k : model.top_k;
   const int64_t rows = checked.call.hidden.rows;
   const int64_t routing = request.return_routing() ? rows * slots * 8 : 0;
-  const int64_t bytes = static_cast<int64_t>(checked.output_bytes()) + routing;
+  const int64_t bytes = (checked.output_memory ? 0 : static_cast<int64_t>(checked.output_bytes())) + routing;
   if (bytes <= kMaxAnswerTensorBytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("the answer's tensors for ", rows, " rows: wanted at most ",
                                                    kMaxAnswerTensorBytes, " bytes, got ", bytes,
                                                    "; send fewer rows per call"));
+}
+
+// Where the output goes, when not into the answer.
+absl::Status ReadOutputMemory(const v1::ForwardRequest& request, CheckedForward* checked) {
+  if (!request.has_output_memory()) return absl::OkStatus();
+  absl::StatusOr<SharedPlace> place = ReadPlace("output_memory", request.output_memory());
+  if (!place.ok()) return place.status();
+  checked->output_memory = *place;
+  const int64_t bytes = static_cast<int64_t>(checked->output_bytes());
+  if (bytes > kMaxDeviceTensorBytes) {
+    return Invalid("output_memory", absl::StrCat("an output of at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(bytes));
+  }
+  const std::optional<SharedPlace>& hidden = checked->hidden_memory;
+  if (!hidden || hidden->handle != place->handle) return absl::OkStatus();
+  const uint64_t low = std::min(hidden->offset, place->offset), high = std::max(hidden->offset, place->offset);
+  const uint64_t length = low == hidden->offset ? checked->call.hidden.bytes() : checked->output_bytes();
+  if (high - low >= length || checked->call.hidden.rows == 0) return absl::OkStatus();
+  return Invalid("output_memory", "no byte of hidden.device_memory", absl::StrCat("offsets ", place->offset, " and ", hidden->offset));
 }
 
 void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v1::Tensor* out) {
@@ -207,11 +265,14 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   absl::StatusOr<const ModelFacts*> model = models.Find(request.model());
   if (!model.ok()) return model.status();
   if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
-  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model);
+  std::optional<SharedPlace> hidden_memory;
+  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model, &hidden_memory);
   if (!hidden.ok()) return hidden.status();
   absl::StatusOr<DType> output_dtype = ReadOutputType(request, hidden->dtype);
   if (!output_dtype.ok()) return output_dtype.status();
   CheckedForward checked{(*model)->name, {request.layer(), *hidden, RoutingByGate{}, request.routed_only()}, *output_dtype};
+  checked.hidden_memory = hidden_memory;
+  if (absl::Status status = ReadOutputMemory(request, &checked); !status.ok()) return status;
   if (absl::Status status = ReadRouting(request, **model, &checked.call); !status.ok()) return status;
   if (absl::Status status = CheckAnswerSize(request, checked, **model); !status.ok()) return status;
   return checked;
@@ -231,9 +292,17 @@ v1::ForwardResponse ForwardAnswer(const v1::ForwardRequest& request, const Forwa
   return answer;
 }
 
-std::string OutputHead(DType dtype, int64_t rows, int64_t cols) {
+absl::StatusOr<std::byte*> AddressIn(const std::string& field, const SharedMemory& memory, const SharedPlace& place, size_t bytes) {
+  if (place.offset <= memory.bytes() && bytes <= memory.bytes() - place.offset) {
+    return static_cast<std::byte*>(memory.data()) + place.offset;
+  }
+  return Invalid(field, absl::StrCat("a tensor within the ", memory.bytes(), " bytes of the allocation"),
+                 absl::StrCat(bytes, " bytes from ", place.offset, " on"));
+}
+
+std::string OutputHead(DType dtype, int64_t rows, int64_t cols, bool with_data) {
   using google::protobuf::internal::WireFormatLite;
-  const uint64_t bytes = MutableTensorView{nullptr, dtype, rows, cols}.bytes();
+  const uint64_t bytes = with_data ? MutableTensorView{nullptr, dtype, rows, cols}.bytes() : 0;
   v1::Tensor tensor;
   tensor.set_dtype(WireType(dtype));
   tensor.add_shape(rows);

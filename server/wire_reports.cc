@@ -55,6 +55,8 @@ void FillHost(const HostStatus& host, v1::HostStatus* out) {
   out->set_processors(host.processors);
   out->set_cpu_quota(host.cpu_quota);
   for (const int node : host.numa_nodes) out->add_numa_nodes(node);
+  out->set_gpu(host.gpu);
+  out->set_gpu_free_bytes(host.gpu_free_bytes);
 }
 
 void FillVerdict(const BackendVerdict& verdict, v1::BackendVerdict* out) {

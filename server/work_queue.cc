@@ -21,12 +21,14 @@ WorkQueue::WorkQueue(int capacity, Clock clock) : capacity_(capacity), clock_(st
 
 WorkQueue::~WorkQueue() { Shutdown(); }
 
-void WorkQueue::Start(std::function<void()> first) {
-  thread_ = std::thread([this, first = std::move(first)] {
-    pthread_setname_np(pthread_self(), "compute");  // as `top -H` shows it
-    if (first) first();
-    ThreadMain();
-  });
+void WorkQueue::Start(int threads, const std::function<void()>& first) {
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this, first] {
+      pthread_setname_np(pthread_self(), "compute");  // as `top -H` shows it
+      if (first) first();
+      ThreadMain();
+    });
+  }
 }
 
 absl::Status WorkQueue::Verdict(const Job& job, TimePoint now) {
@@ -117,7 +119,8 @@ void WorkQueue::ThreadMain() {
   while (true) {
     while (RunNext()) {
     }
-    // Only this thread takes jobs out, so an empty queue that is closed stays empty.
+    // Once the queue is closed, only a thread that runs a job can put one into it (kAgain), and that thread goes on with it: the
+    // others may leave when they find the queue empty.
     std::unique_lock<std::mutex> lock(mutex_);
     wake_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
@@ -130,7 +133,8 @@ void WorkQueue::Shutdown() {
     closed_ = true;
   }
   wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
   while (RunNext()) {  // without a thread of its own the caller finishes the work
   }
 }

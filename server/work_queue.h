@@ -1,7 +1,8 @@
-// The queue in front of the device: bounded, first in first out, one job at a time.
+// The queue in front of the device: bounded, first in first out, as many jobs at a time as it has threads.
 //
-// Threads: Push and counters may be called from any thread. Jobs run one after the other, on the thread that Start made
-// (or, in tests, on the caller of RunNext). Callbacks are never called with the lock held, so they may Push.
+// Threads: Push and counters may be called from any thread. Jobs start in the order of their arrival, on the threads that Start made
+// (or, in tests, on the caller of RunNext); one thread runs them one after the other. The steps of one job never overlap. Callbacks are
+// never called with the lock held, so they may Push.
 // Invariants: an accepted job ends exactly once, by a run that returns kDone or by drop, also across Shutdown. Nobody
 // waits for a job that cannot matter any more: a job whose deadline passed or whose caller is gone is dropped before its
 // next step. A full queue refuses at once, after dropping such jobs.
@@ -33,7 +34,7 @@ class WorkQueue {
   };
 
   struct Job {
-    // Called on the compute thread with the time since the job was last put into the queue. May throw std::bad_alloc as
+    // Called on a compute thread with the time since the job was last put into the queue. May throw std::bad_alloc as
     // long as it has not answered: then drop is called with RESOURCE_EXHAUSTED.
     std::function<Next(Duration waited)> run;
     // Called instead of run: DEADLINE_EXCEEDED or CANCELLED; or after it, see there.
@@ -52,15 +53,15 @@ class WorkQueue {
     int waiting = 0;
   };
 
-  // At most `capacity` >= 1 jobs wait, the running one not counted.
+  // At most `capacity` >= 1 jobs wait, the running ones not counted.
   WorkQueue(int capacity, Clock clock);
   // Shutdown.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Starts the compute thread, which calls `first` (may be empty) before any job. At most once.
-  void Start(std::function<void()> first = {});
+  // Starts `threads` >= 1 compute threads, each of which calls `first` (may be empty) before any job. At most once.
+  void Start(int threads, const std::function<void()>& first = {});
 
   // Hands over `job`. RESOURCE_EXHAUSTED when full (waiting and allowed jobs in the text), UNAVAILABLE after Shutdown: the
   // job's callbacks are not called then.
@@ -94,7 +95,7 @@ class WorkQueue {
   std::deque<Entry> waiting_;  // guarded by mutex_
   Counters counters_;          // guarded by mutex_, `waiting` unused
   bool closed_ = false;        // guarded by mutex_
-  std::thread thread_;
+  std::vector<std::thread> threads_;  // written by Start and Shutdown
 };
 
 }  // namespace moed

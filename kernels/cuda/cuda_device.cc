@@ -79,6 +79,7 @@ void CudaDevice::Describe(DeviceInfo* device) const {
   device->cuda_major = major_;
   device->cuda_minor = minor_;
   device->gpu_multiprocessors = multiprocessors_;
+  device->gpu_name = name_;
   device->gpu_free_bytes = free_bytes;
 }
 

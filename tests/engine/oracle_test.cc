@@ -250,6 +250,7 @@ TEST_CASE("Built-in devices are what their names say") {
   const DeviceInfo h200 = Device("h200");
   CHECK((h200.has_gpu && h200.cuda_major == 9 && h200.cuda_minor == 0 && h200.gpu_multiprocessors == 132));
   CHECK(h200.gpu_free_bytes == 141000000000u);
+  CHECK(h200.gpu_name == "NVIDIA H200");
   CHECK((h200.isa.amx_int8 && h200.isa.amx_bf16 && h200.isa.avx512bf16 && h200.isa.avx512vnni && h200.cores == 16));
   const DeviceInfo a100 = Device("a100");
   CHECK((a100.has_gpu && a100.cuda_major == 8 && a100.gpu_multiprocessors == 108 && !a100.isa.avx512f && a100.isa.avx2));

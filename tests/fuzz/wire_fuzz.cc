@@ -65,7 +65,13 @@ void RouteLogits(const RoutingByLogits& by_logits, int64_t rows) {
 void CheckAccepted(const v1::ForwardRequest& request, const CheckedForward& checked) {
   const TensorView& hidden = checked.call.hidden;
   Require(hidden.rows >= 0 && hidden.cols == kHidden, "hidden is [M, H]");
-  CheckView(request.hidden(), hidden.data, hidden.bytes());
+  if (hidden.place == Place::kDevice) {
+    Require(hidden.data == nullptr && request.hidden().data().empty(), "a tensor in device memory has no address yet");
+    Require(checked.hidden_memory && checked.hidden_memory->offset % kDeviceAlignment == 0, "a place in device memory is aligned");
+    if (hidden.rows > (1 << 20)) return;  // what follows takes memory for each row, of which here no byte came
+  } else {
+    CheckView(request.hidden(), hidden.data, hidden.bytes());
+  }
   if (const auto* by_ids = std::get_if<RoutingByIds>(&checked.call.routing)) {
     CheckView(request.top_k().ids(), by_ids->ids.data(), by_ids->ids.size_bytes());
     CheckView(request.top_k().weights(), by_ids->weights.data(), by_ids->weights.size_bytes());

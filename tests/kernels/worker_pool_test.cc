@@ -130,6 +130,30 @@ TEST_CASE("Jobs of other sizes follow each other without a task of one running i
   CHECK(wrong == 0);
 }
 
+TEST_CASE("Loops of several threads at once each run all of their tasks, one loop at a time") {
+  WorkerPool pool(3);
+  std::atomic<int> wrong{0};
+  int64_t unguarded = 0;  // written by worker 0 of each loop of several tasks: a race where two loops ran at once
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int loop = 0; loop < 300; ++loop) {
+        const int64_t tasks = 2 + (loop + caller) % 7;
+        std::vector<int> ran(static_cast<size_t>(tasks), 0);
+        pool.ParallelFor(tasks, [&](int64_t task, int worker) {
+          ++ran[static_cast<size_t>(task)];
+          if (worker == 0) ++unguarded;
+        });
+        for (const int times : ran) wrong += times != 1;
+        pool.ParallelFor(1, [&](int64_t, int) { wrong += ran.empty(); });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+  CHECK(unguarded > 0);
+}
+
 TEST_CASE("Pools come and go while their workers spin, sleep or have yet to start") {
   for (int round = 0; round < 100; ++round) {
     WorkerPool pool(4);

@@ -83,10 +83,14 @@ TEST_CASE("The text of explain shows equal neighbours once and every reason") {
   ExplainReport report;
   report.device = "this";
   report.layers = {Layer(1, "cpu_generic"), Layer(2, "cpu_generic"), Layer(4, "cpu_generic"), Layer(5, "cpu_avx2")};
+  report.need.host = {12 << 20, 2048};
   const std::string text = ExplainText(report);
   CHECK_THAT(text, Contains("layers 1-2: int4 g32") && Contains("layer 4: ") && Contains("layer 5: "));
   CHECK_THAT(text, Contains("isa_missing: amx_tile") && Contains("I=640 is not a multiple of 128"));
-  CHECK_THAT(text, Contains("weights 12.0 MiB, workspace 2.0 KiB: fits"));
+  CHECK_THAT(text, Contains("weights 12.0 MiB, workspace 2.0 KiB: fits") && !Contains("on the GPU"));
+  report.need.gpu = {5 << 20, 1024};
+  report.lanes = 3;
+  CHECK_THAT(ExplainText(report), Contains("on the GPU: weights 5.0 MiB, workspace 1.0 KiB for each of 3 lanes\nweights 12.0 MiB"));
 }
 
 TEST_CASE("An unknown device is refused with the known ones") {

@@ -65,6 +65,8 @@ TEST_CASE("Defaults are those of the help text") {
   CHECK(options.max_tokens == 8192);
   CHECK(options.queue == 256);
   CHECK(options.memory_limit == 0);
+  CHECK(options.gpu == "auto");
+  CHECK(options.lanes == 2);
   CHECK(options.log_level == "info");
   CHECK_FALSE(options.deterministic);
   CHECK_FALSE(options.no_reflection);
@@ -75,7 +77,7 @@ TEST_CASE("Every flag reaches its field") {
       {"--model", "a=/m/one", "--model=b=/m/two", "--listen", "[::1]:0", "--listen", "unix:/run/moed.sock", "--policy",
        "require:cpu_generic", "--activations", "none", "--threads", "3", "--pin-threads", "--deterministic", "--max-tokens", "100",
        "--memory-limit", "123456789012", "--cpu-features", "-avx512f,-avx2", "--health-listen", "localhost:81",
-       "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug"});
+       "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug", "--gpu", "none", "--lanes", "5"});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"b", "/m/two"}});
   CHECK(options.listen == std::vector<std::string>{"[::1]:0", "unix:/run/moed.sock"});
   CHECK(options.policy == "require:cpu_generic");
@@ -91,11 +93,14 @@ TEST_CASE("Every flag reaches its field") {
   CHECK(options.queue == 7);
   CHECK(options.no_reflection);
   CHECK(options.log_level == "debug");
+  CHECK(options.gpu == "none");
+  CHECK(options.lanes == 5);
 }
 
 TEST_CASE("A configuration file takes the same options") {
   const ConfigFile file(R"({"model": ["a=/m/one", "/m/two/"], "listen": "127.0.0.1:0", "threads": 2, "deterministic": true,
-                            "pin-threads": true, "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000, "queue": 9})");
+                            "pin-threads": true, "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000, "queue": 9,
+                            "gpu": "none", "lanes": 8})");
   const ServeOptions options = ServeOf({"--config", file.path()});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"two", "/m/two/"}});
   CHECK(options.listen == std::vector<std::string>{"127.0.0.1:0"});
@@ -106,6 +111,8 @@ TEST_CASE("A configuration file takes the same options") {
   CHECK(options.masked_features == std::vector<std::string>{"avx2"});
   CHECK(options.memory_limit == 5000000000u);
   CHECK(options.queue == 9);
+  CHECK(options.gpu == "none");
+  CHECK(options.lanes == 8);
 }
 
 TEST_CASE("A model's name defaults to its directory's last component") {
@@ -146,6 +153,8 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   CHECK_THAT(error("--threads", "99999999999999999999"), Contains("99999999999999999999"));
   CHECK_THAT(error("--max-tokens", "0"), Contains("from 1 to 1048576, got '0'"));
   CHECK_THAT(error("--memory-limit", "1.5"), Contains("got '1.5'"));
+  CHECK_THAT(error("--gpu", "all"), Contains("--gpu: wanted one of auto, none, got 'all'"));
+  for (const char* lanes : {"0", "9"}) CHECK_THAT(error("--lanes", lanes), Contains("--lanes: wanted a whole number from 1 to 8"));
   CHECK_THAT(error("--queue", "0"), Contains("--queue: wanted a whole number from 1"));
   CHECK_THAT(error("--log-level", "loud"), Contains("trace, debug, info, warn, error, off, got 'loud'"));
   CHECK_THAT(error("--activations", "fp8"), Contains("file, none, int8, got 'fp8'"));
@@ -267,6 +276,11 @@ TEST_CASE("explain, check and dequantize read their own options") {
   CHECK(explain->explain.json);
   CHECK(explain->explain.max_tokens == 8192);
   CHECK(explain->explain.activations == "file");
+  CHECK(explain->explain.gpu == "auto");
+  CHECK(explain->explain.lanes == 2);
+  CHECK(Parse({"explain", "/m", "--gpu", "none", "--lanes", "3"})->explain.gpu == "none");
+  CHECK(Parse({"explain", "/m", "--gpu", "none", "--lanes", "3"})->explain.lanes == 3);
+  CHECK_THAT(ErrorOf({"explain", "/m", "--gpu", "h200"}), Contains("--gpu: wanted one of auto, none, got 'h200'"));
 
   absl::StatusOr<CommandLine> dequantize = Parse({"dequantize", "/m", "out", "--dtype", "bf16", "--force"});
   REQUIRE(dequantize.ok());
@@ -296,10 +310,26 @@ TEST_CASE("Help has examples and the version is printed") {
     CHECK(help->command == Command::kPrint);
     CHECK_THAT(help->text, Contains("Examples:") && Contains("moed " + command));
   }
-  CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file") && Contains("int8"));
+  CHECK_THAT(Parse({"serve", "--help"})->text, Contains("--max-tokens") && Contains("--ready-file") && Contains("int8") && Contains("--gpu") && Contains("--lanes"));
   CHECK_THAT(Parse({"explain", "--help"})->text, Contains("--activations"));
   CHECK(Parse({"--version"})->text == "moed 0.1.0\n");
   CHECK(Parse({"--version"})->command == Command::kVersion);
+}
+
+TEST_CASE("Without the GPU a device has none of its properties, and auto leaves them") {
+  DeviceInfo device;
+  device.has_gpu = true;
+  device.gpu_name = "NVIDIA H200";
+  device.cuda_major = 9;
+  device.gpu_free_bytes = 1000;
+  MaskGpu("auto", &device);
+  CHECK(device.has_gpu);
+  CHECK(device.gpu_free_bytes == 1000);
+  MaskGpu("none", &device);
+  CHECK_FALSE(device.has_gpu);
+  CHECK(device.gpu_name.empty());
+  CHECK(device.cuda_major == 0);
+  CHECK(device.gpu_free_bytes == 0);
 }
 
 TEST_CASE("A masked feature takes along what cannot exist without it") {

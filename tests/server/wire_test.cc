@@ -229,17 +229,79 @@ TEST_CASE("NaN and +Inf among the logits are refused with row and expert, -Inf i
   }
 }
 
+TEST_CASE("Hidden states and output may be places in device memory, which are checked before anything is opened") {
+  const auto in_device = [](v1::ForwardRequest* r) {
+    r->mutable_hidden()->clear_data();
+    r->mutable_hidden()->mutable_device_memory()->set_cuda_ipc_handle(std::string(64, 'h'));
+    r->mutable_hidden()->mutable_device_memory()->set_offset(32);
+    r->mutable_output_memory()->set_cuda_ipc_handle(std::string(64, 'h'));
+    r->mutable_output_memory()->set_offset(32 + kRows * kHidden * 2);
+  };
+  v1::ForwardRequest request = Good();
+  in_device(&request);
+  const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
+  REQUIRE(checked.ok());
+  CHECK(checked->call.hidden.place == Place::kDevice);
+  CHECK(checked->call.hidden.rows == kRows);
+  REQUIRE((checked->hidden_memory && checked->output_memory));
+  CHECK(checked->hidden_memory->offset == 32);
+  CHECK(checked->hidden_memory->handle[63] == std::byte{'h'});
+  CHECK(checked->output_memory->offset == 32 + kRows * kHidden * 2);
+
+  using Change = std::function<void(v1::DeviceMemory*)>;
+  const auto with = [&](const Change& change) {
+    return [&in_device, change](v1::ForwardRequest* r) { in_device(r), change(r->mutable_hidden()->mutable_device_memory()); };
+  };
+  for (size_t bytes : {0, 63, 65}) {
+    CheckInvalid(with([&](v1::DeviceMemory* m) { m->set_cuda_ipc_handle(std::string(bytes, 'h')); }),
+                 {"hidden.device_memory.cuda_ipc_handle: wanted 64 bytes, got " + std::to_string(bytes)});
+  }
+  CheckInvalid(with([](v1::DeviceMemory* m) { m->set_offset(8); }), {"hidden.device_memory.offset", "multiple of 16, got 8"});
+  CheckInvalid(with([](v1::DeviceMemory* m) { m->set_offset(48); }), {"output_memory: wanted no byte of hidden"});
+  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_data("x"); }, {"data or device_memory, got both"});
+  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_shape(0, int64_t{1} << 59); }, {"64 bits"});
+  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_shape(0, int64_t{1} << 38); }, {"at most"});
+  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_output_memory()->set_offset(1); }, {"output_memory.offset"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->mutable_ids()->mutable_device_memory(); },
+               {"top_k.ids: wanted data, got device_memory"});
+}
+
+TEST_CASE("A tensor in device memory ends within its allocation, whatever the offset") {
+  struct Memory : SharedMemory {
+    void* data() const override { return const_cast<std::byte*>(block.data()); }
+    size_t bytes() const override { return block.size(); }
+    std::vector<std::byte> block = std::vector<std::byte>(256);
+  } memory;
+  const auto at = [&](uint64_t offset, size_t bytes) { return AddressIn("hidden", memory, {{}, offset}, bytes); };
+  CHECK(*at(0, 256) == memory.block.data());
+  CHECK(*at(240, 16) == memory.block.data() + 240);
+  CHECK(at(256, 0).ok());
+  for (const auto& [offset, bytes] : {std::pair<uint64_t, size_t>{0, 257}, {16, 241}, {272, 0}, {UINT64_MAX - 15, 16}, {16, SIZE_MAX}}) {
+    const absl::Status status = at(offset, bytes).status();
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK_THAT(std::string(status.message()), Contains("hidden: wanted a tensor within the 256 bytes"));
+  }
+}
+
+TEST_CASE("The head of an output without data is that of a tensor with a shape") {
+  v1::ForwardResponse answer;
+  REQUIRE(answer.ParseFromString(OutputHead(DType::kBf16, 3, 8, false)));
+  CHECK(answer.output().data().empty());
+  CHECK(answer.output().shape(0) == 3);
+  CHECK(answer.output().dtype() == v1::DTYPE_BF16);
+}
+
 TEST_CASE("A request id above 128 bytes is refused") {
   CHECK(ErrorOf([](v1::ForwardRequest* r) { r->set_request_id(std::string(128, 'x')); }).ok());
   CheckInvalid([](v1::ForwardRequest* r) { r->set_request_id(std::string(129, 'x')); }, {"request_id", "128", "129"});
 }
 
 TEST_CASE("An unknown field is refused at every depth (B57)") {
-  const std::string field_10 = {'\x52', '\x01', 'a'};  // field 10, one byte long
-  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(field_10)); }, {"ForwardRequest", "field 10"});
-  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_hidden()->MergeFromString(field_10)); }, {"Tensor", "field 10"});
-  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_top_k()->mutable_ids()->MergeFromString(field_10)); },
-               {"Tensor", "field 10"});
+  const std::string field_15 = {'\x7a', '\x01', 'a'};  // field 15, one byte long
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(field_15)); }, {"ForwardRequest", "field 15"});
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_hidden()->MergeFromString(field_15)); }, {"Tensor", "field 15"});
+  CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_top_k()->mutable_ids()->MergeFromString(field_15)); },
+               {"Tensor", "field 15"});
   // `layer` sent as bytes: another type than the contract's.
   CheckInvalid([](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(std::string("\x12\x01x"))); }, {"field 2"});
 }
@@ -362,12 +424,12 @@ TEST_CASE("A layer is shown as ready only when calls are let in (B64)") {
   CHECK(draining.models(0).error() == "the server is draining");
 }
 
-TEST_CASE("A status tells threads, their limit, and the memory nodes of processors and layers") {
+TEST_CASE("A status tells threads, their limit, the memory nodes of processors and layers, and the GPU with its free memory") {
   ModelStatus model;
   model.layers.resize(2);
   model.layers[1].numa_nodes = {0, 3};
   const HostStatus host{.threads = 2, .threads_limit = "cgroup quota 2.5", .pinned = true, .processors = 16, .cpu_quota = 2.5,
-                        .numa_nodes = {1}};
+                        .numa_nodes = {1}, .gpu = "NVIDIA H200", .gpu_free_bytes = 141000000000};
   v1::StatusResponse status;
   FillStatus({model}, host, Phase::kServing, &status);
   CHECK(status.host().threads() == 2);
@@ -377,6 +439,8 @@ TEST_CASE("A status tells threads, their limit, and the memory nodes of processo
   CHECK(status.host().cpu_quota() == 2.5);
   REQUIRE(status.host().numa_nodes_size() == 1);
   CHECK(status.host().numa_nodes(0) == 1);
+  CHECK(status.host().gpu() == "NVIDIA H200");
+  CHECK(status.host().gpu_free_bytes() == 141000000000u);
   CHECK(status.models(0).layers(0).numa_nodes_size() == 0);
   REQUIRE(status.models(0).layers(1).numa_nodes_size() == 2);
   CHECK(status.models(0).layers(1).numa_nodes(1) == 3);

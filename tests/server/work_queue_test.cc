@@ -175,17 +175,22 @@ TEST_CASE("Shutdown finishes what was accepted and takes nothing more") {
   CHECK(bench.queue.counters().waiting == 0);
 }
 
-TEST_CASE("With its own thread every accepted job ends exactly once, also in a shutdown") {
+TEST_CASE("With threads of its own every accepted job ends exactly once, also in a shutdown") {
+  const int threads = GENERATE(1, 2, 3);
   constexpr int kPushers = 4, kJobs = 500;
   std::atomic<int> ran{0}, dropped{0}, accepted{0}, refused{0};
   WorkQueue queue(64, [] { return std::chrono::steady_clock::now(); });
-  queue.Start();
+  queue.Start(threads);
   std::vector<std::future<void>> pushers;
   for (int p = 0; p < kPushers; ++p) {
     pushers.push_back(std::async(std::launch::async, [&] {
       for (int i = 0; i < kJobs; ++i) {
         WorkQueue::Job job;
-        job.run = [&](WorkQueue::Duration) { return ++ran, Next::kDone; };
+        // Every third job has another step; that may be dropped like a first one.
+        job.run = [&, steps = i % 3 == 0 ? 2 : 1](WorkQueue::Duration) mutable {
+          if (--steps > 0) return Next::kAgain;
+          return ++ran, Next::kDone;
+        };
         job.drop = [&](absl::Status) { ++dropped; };
         job.gone = [i] { return i % 7 == 0; };
         ++(queue.Push(std::move(job)).ok() ? accepted : refused);
@@ -198,6 +203,52 @@ TEST_CASE("With its own thread every accepted job ends exactly once, also in a s
   CHECK(ran + dropped == accepted);
   CHECK(queue.counters().accepted == static_cast<uint64_t>(accepted));
   CHECK(queue.counters().finished + queue.counters().cancelled == static_cast<uint64_t>(accepted));
+}
+
+TEST_CASE("Two threads run two jobs at once, and a shutdown waits for both") {
+  std::promise<void> both_inside, go_on;
+  std::shared_future<void> released = go_on.get_future().share();
+  std::atomic<int> inside{0}, firsts{0}, ended{0};
+  WorkQueue queue(8, [] { return std::chrono::steady_clock::now(); });
+  queue.Start(2, [&] { ++firsts; });
+  for (int i = 0; i < 2; ++i) {
+    WorkQueue::Job job;
+    job.run = [&](WorkQueue::Duration) {
+      if (++inside == 2) both_inside.set_value();
+      released.wait();
+      return ++ended, Next::kDone;
+    };
+    REQUIRE(queue.Push(std::move(job)).ok());
+  }
+  both_inside.get_future().wait();  // hangs if they took turns
+  CHECK(firsts == 2);
+  std::future<void> shutdown = std::async(std::launch::async, [&] { queue.Shutdown(); });
+  CHECK(shutdown.wait_for(milliseconds(50)) == std::future_status::timeout);
+  CHECK(ended == 0);
+  go_on.set_value();
+  shutdown.get();
+  CHECK(ended == 2);
+  CHECK(queue.counters().finished == 2);
+}
+
+TEST_CASE("With two threads a job with another step is finished in a shutdown, whoever left before") {
+  std::promise<void> go_on;
+  std::shared_future<void> released = go_on.get_future().share();
+  std::atomic<int> steps{0};
+  WorkQueue queue(8, [] { return std::chrono::steady_clock::now(); });
+  queue.Start(2);
+  WorkQueue::Job job;
+  job.run = [&](WorkQueue::Duration) {
+    released.wait();
+    return ++steps < 5 ? Next::kAgain : Next::kDone;
+  };
+  REQUIRE(queue.Push(std::move(job)).ok());
+  std::future<void> shutdown = std::async(std::launch::async, [&] { queue.Shutdown(); });
+  CHECK(shutdown.wait_for(milliseconds(20)) == std::future_status::timeout);  // the idle thread left meanwhile
+  go_on.set_value();
+  shutdown.get();
+  CHECK(steps == 5);
+  CHECK(queue.counters().finished == 1);
 }
 
 }  // namespace moed

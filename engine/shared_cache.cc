@@ -1,0 +1,25 @@
+#include "engine/shared_cache.h"
+
+#include <algorithm>
+
+namespace moed {
+
+absl::StatusOr<std::shared_ptr<const SharedMemory>> SharedCache::Open(const SharedHandle& handle) {
+  std::shared_ptr<const SharedMemory> dropped;  // closed without the lock
+  std::lock_guard<std::mutex> lock(mutex_);     // also while opening: nothing is opened twice
+  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.first == handle; });
+  if (at != entries_.end()) {
+    std::rotate(at, at + 1, entries_.end());
+    return entries_.back().second;
+  }
+  absl::StatusOr<std::unique_ptr<SharedMemory>> opened = accelerator_.OpenShared(handle);
+  if (!opened.ok()) return opened.status();
+  if (entries_.size() == kMaxOpen) {
+    dropped = std::move(entries_.front().second);
+    entries_.erase(entries_.begin());
+  }
+  entries_.emplace_back(handle, *std::move(opened));
+  return entries_.back().second;
+}
+
+}  // namespace moed

@@ -1,0 +1,37 @@
+// Device memory of other processes, kept open from call to call: opening it takes longer than a small call.
+//
+// Threads: any. Who uses memory holds it by its pointer, so that it stays open when the cache lets go of it.
+#ifndef MOED_ENGINE_SHARED_CACHE_H_
+#define MOED_ENGINE_SHARED_CACHE_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/accelerator.h"
+
+namespace moed {
+
+class SharedCache {
+ public:
+  static constexpr size_t kMaxOpen = 64;  // the one that was not used for longest goes first
+
+  explicit SharedCache(Accelerator& accelerator) : accelerator_(accelerator) {}
+
+  // The memory of `handle`. Errors as Accelerator::OpenShared.
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> Open(const SharedHandle& handle);
+
+ private:
+  using Entry = std::pair<SharedHandle, std::shared_ptr<const SharedMemory>>;
+
+  Accelerator& accelerator_;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;  // guarded by mutex_; the last one was used last
+};
+
+}  // namespace moed
+
+#endif  // MOED_ENGINE_SHARED_CACHE_H_
