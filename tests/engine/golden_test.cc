@@ -53,7 +53,7 @@ std::vector<std::string> Folders() {
 EngineOptions Options(const std::string& policy) {
   EngineOptions options;
   options.threads = 2;
-  options.device = ThisDevice();
+  options.device = LinkedDevice();
   options.policy = *Policy::Parse(policy);
   return options;
 }
@@ -98,7 +98,9 @@ struct Target {
   double bound = 1e-4;
 };
 
-bool HasBf16Products(const std::string& backend) { return backend == "cpu_amx" || backend == "cpu_avx512bf16"; }
+bool HasBf16Products(const std::string& backend) {
+  return backend == "cpu_amx" || backend == "cpu_avx512bf16" || backend == "cuda_generic";
+}
 // Of the routed or of the shared experts of the layer with index `at`.
 bool HasBf16Products(const Engine& engine, size_t at) {
   const LayerExplanation layer = engine.Explain("")->layers.at(at);
