@@ -10,11 +10,11 @@
 namespace moed::bench {
 
 struct Row {
-  std::string bench;  // "cpu", "cpu-pair"
+  std::string bench;  // "cpu", "cpu-pair", "gpu"
   std::string shape;  // "qwen3-30b"
   std::string scheme;
   std::string backend;
-  int threads = 0;
+  int threads = 0;  // 0: not of the host's threads
   int64_t tokens = 0;
   double ms = 0.0;          // of a call, median
   double operations = 0.0;  // of a call, two per multiply-add
@@ -26,6 +26,7 @@ struct Row {
   // The fastest other program in the same cell, and its time; empty when none is known.
   std::string peer;
   double peer_ms = 0.0;
+  std::optional<double> goal_ms;  // that a call should take
 
   double us_per_token() const { return tokens > 0 ? ms * 1e3 / static_cast<double>(tokens) : 0.0; }
   double gops() const { return ms > 0 ? operations / (ms * 1e6) : 0.0; }

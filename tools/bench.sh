@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # `./dev bench [KIND,...] [FILTER] [--json FILE] [-- OPTIONS]`: runs the benchmark program //bench:KIND_bench of each kind.
-# FILE gets the rows of all of them in one list. OPTIONS are for the program of one KIND as they are; its --help lists them.
+# Without KIND those that need no GPU. FILE gets the rows of all of them in one list. OPTIONS are for the program of one KIND as they
+# are; its --help lists them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=(cpu load)
+known=(cpu load gpu)
+usual=(cpu load)
 usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE] [-- OPTIONS of the one KIND]; kinds: ${known[*]}"
 words=()
 options=()
@@ -29,7 +31,7 @@ while (($# > 0)); do
   esac
 done
 ((${#words[@]} <= 2)) || fail 2 "bench: wanted at most KIND and FILTER, got \"${words[*]}\"" "$usage"
-IFS=, read -r -a kinds <<<"${words[0]:-$(IFS=,; echo "${known[*]}")}"
+IFS=, read -r -a kinds <<<"${words[0]:-$(IFS=,; echo "${usual[*]}")}"
 for kind in "${kinds[@]}"; do
   [[ " ${known[*]} " == *" $kind "* ]] || fail 2 "bench: unknown kind \"$kind\"; kinds: ${known[*]}" "$usage"
 done
@@ -39,6 +41,11 @@ done
   fail 2 "bench: --: wanted one KIND, whose options these are, got \"$(IFS=,; echo "${kinds[*]}")\"" "$usage"
 
 tools/setup.sh
+if [[ " ${kinds[*]} " == *" gpu "* ]]; then
+  found="$(bazel query --noshow_progress "filter(':gpu_bench\$', //bench:all)" 2>/dev/null)" || fail 2 "bench: gpu: bazel query failed"
+  [[ -n "$found" ]] || fail 2 "bench: gpu: no CUDA toolkit was found, and a build without one has no gpu_bench" \
+    "third_party/cuda/repository.bzl says where it is looked for"
+fi
 targets=("${kinds[@]/#///bench:}")
 bazel build "${targets[@]/%/_bench}" || fail 2 "bench: the build failed"
 bin="$(bazel info bazel-bin 2>/dev/null)"

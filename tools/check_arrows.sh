@@ -85,7 +85,7 @@ check_rules() {
   direct "//server reaches kernels through //kernels:backends only" "//server:*"
   only "//bench's ceilings and cases reach the vocabulary of //kernels only" "//bench:cases + //bench:ceilings + //bench:loops" \
     "($vocabulary) + $std"
-  only "//bench's peers reach its cases, json and the vocabulary only" "//bench:peers + //bench:report" \
+  only "//bench's peers and cells reach its cases, json and the vocabulary only" "//bench:gpu_cells + //bench:peers + //bench:report" \
     "//bench:* + ($vocabulary) + //third_party:json + $std"
   only "//client reaches proto, gRPC, CLI11, json and the leaves only" "//client/..." \
     "//engine:safetensors + //proto:* + //third_party:grpc + //third_party:protobuf + //third_party:cli11 +

@@ -113,8 +113,9 @@ class CallFiller {
     if (target_.shared != nullptr) {
       const PartInput shared = {x, input_.x.dtype, sizes_.rows, sizes_.row_capacity, sizes_.row_capacity};
       FillPart(*target_.shared, shared, layout_.part[1], base_, &block->part[1], &plan->part[1]);
+      FillShared(block->part[1], &block->combine);
     }
-    FillCombine(out, device_out, &block->combine, *block);
+    FillCombine(*target_.routed, routed, block->part[0], device_out, out.dtype, &block->combine);
     plan->combine = static_cast<int32_t>(input_.counts.empty() ? sizes_.row_capacity : sizes_.slot_capacity);
   }
 
@@ -152,24 +153,10 @@ class CallFiller {
     plan->gate = gate || wants_factor();
   }
 
-  void FillCombine(const MutableTensorView& out, void* device_out, CombineArgs* args, const CallBlock& block) const {
-    args->rows = static_cast<int32_t>(sizes_.rows);
-    args->top_k = sizes_.top_k;
-    args->cols = input_.x.cols;
-    args->y = block.part[0].down.out;
-    args->y_stride = block.part[0].down.out_stride;
-    args->position = block.part[0].sort.position;
-    if (!target_.routed->desc().weight_on_input) args->weights = At<float>(layout_.weights);
-    if (target_.shared != nullptr) {
-      args->shared = block.part[1].down.out;
-      args->shared_stride = block.part[1].down.out_stride;
-      if (wants_factor()) args->factor = At<float>(layout_.factor);
-    }
-    args->out = device_out;
-    args->dtype = out.dtype;
-    if (input_.counts.empty()) return;
-    args->source = block.part[0].sort.source;
-    args->totals = block.part[0].sort.totals;
+  void FillShared(const PartArgs& shared, CombineArgs* args) const {
+    args->shared = shared.down.out;
+    args->shared_stride = shared.down.out_stride;
+    if (wants_factor()) args->factor = At<float>(layout_.factor);
   }
 
   const CallTarget& target_;

@@ -199,4 +199,19 @@ void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w
   PartFiller(moe, input, w, base).Fill(args, launch);
 }
 
+void FillCombine(const CudaMoe& moe, const PartInput& input, const PartArgs& part, void* out, DType dtype, CombineArgs* args) {
+  args->rows = static_cast<int32_t>(input.rows);
+  args->top_k = input.top_k;
+  args->cols = moe.desc().hidden;
+  args->y = part.down.out;
+  args->y_stride = part.down.out_stride;
+  args->position = part.sort.position;
+  if (!moe.desc().weight_on_input) args->weights = input.weights;
+  args->out = out;
+  args->dtype = dtype;
+  if (input.counts == nullptr) return;
+  args->source = part.sort.source;
+  args->totals = part.sort.totals;
+}
+
 }  // namespace moed::cuda
