@@ -14,8 +14,8 @@ namespace moed {
 // Best first; `reference` is last and never chosen automatically. Instances have no state and live for ever.
 std::vector<const Backend*> LinkedBackends();
 
-// The accelerator of this machine, made by the first call; lives for ever. NOT_FOUND with the reason when the program or the machine
-// has none.
+// The accelerator of this machine, made by the first call; lives for ever. NOT_FOUND with the reason when the program or the
+// machine has none.
 absl::StatusOr<Accelerator*> LinkedAccelerator();
 
 // The machine this process runs on, with its accelerator where there is one: ThisDevice() and what Accelerator::Describe adds.
