@@ -69,7 +69,8 @@ LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, s
 }  // namespace
 
 absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
-                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens, int lanes) {
+                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens,
+                                           int lanes) {
   absl::Status names = CheckNames(policy, backends);
   if (!names.ok()) return names;
   ExplainReport report;

@@ -29,8 +29,8 @@ struct MemoryNeed {
   void Add(const Backend& backend, const MoeDesc& desc);
 };
 
-// RESOURCE_EXHAUSTED with the needed and the free bytes of the memory that is too small; else OK. On the host one call computes at a
-// time, within `memory_limit` (0: none) and the memory of `device`; on the GPU each of `lanes` has its own workspace, within
+// RESOURCE_EXHAUSTED with the needed and the free bytes of the memory that is too small; else OK. On the host one call computes
+// at a time, within `memory_limit` (0: none) and the memory of `device`; on the GPU each of `lanes` has its own workspace, within
 // gpu_free_bytes. Memory of the host that is unknown (0) is not checked.
 absl::Status CheckFits(const MemoryNeed& need, const DeviceInfo& device, uint64_t memory_limit, int lanes);
 

@@ -24,8 +24,9 @@ constexpr int64_t kHidden = 64;
 
 // Layers with a shared expert whose weights are bf16, and int4 routed experts: policies can part them.
 ModelSpec SharedModel() {
-  ModelSpec spec{.family = ModelFamily::kDeepseekV3, .num_layers = 2, .hidden = kHidden, .intermediate = 32, .num_experts = kExperts,
-                 .top_k = kTopK};
+  ModelSpec spec{.family = ModelFamily::kDeepseekV3, .num_layers = 2, .hidden = kHidden, .intermediate = 32};
+  spec.num_experts = kExperts;
+  spec.top_k = kTopK;
   spec.experts = {.format = ExpertFormat::kPacked, .group = 32};
   return spec;
 }
@@ -310,7 +311,8 @@ TEST_CASE("When the device fails its layers fail with the reason, at once after 
     CHECK(Ask(bench.engine.get(), input, input.Call(files.layer, 0)).status.ok());
     bench.puppet.Fail("fell off the bus");
     CHECK(bench.engine->Status()[0].state == LayerState::kReady);  // nobody knows yet
-    const absl::Status first = by_call ? Ask(bench.engine.get(), input, input.Call(files.layer, 0)).status : bench.engine->DeviceHealth();
+    const absl::Status first =
+        by_call ? Ask(bench.engine.get(), input, input.Call(files.layer, 0)).status : bench.engine->DeviceHealth();
     CHECK(absl::IsUnavailable(first));
     CHECK(std::string(first.message()) == "puppet failed: fell off the bus");
     const int calls = bench.puppet.counts().device_calls;
@@ -364,7 +366,7 @@ TEST_CASE("Outputs of layers on the accelerator are pinned and reused, others ar
   CHECK(bench->puppet.counts().pinned_alive == 0);
 }
 
-TEST_CASE("Device memory of others is opened once, kept for 64 allocations, and taken by layers that are wholly on the accelerator only") {
+TEST_CASE("Device memory of others is opened once, kept for 64 allocations, and only taken by layers wholly on the accelerator") {
   const Files files(SharedModel());
   Bench bench("auto,layers:1=require:cpu_generic");
   bench.Load(files);
