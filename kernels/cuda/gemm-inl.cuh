@@ -34,29 +34,38 @@ class TileProduct {
  public:
   using Layout = StageLayout<kCodes, kTokens>;
   static constexpr int kColumns = kTokens / 8;  // tiles of 8 rows
+  static constexpr int kPieces = (kTokens * 8 + kTileThreads - 1) / kTileThreads;  // of 16 bytes of a block's rows, for each thread
 
   __device__ TileProduct(const GemmArgs& args, const Tile& tile, int row_tile, uint8_t* ring, const int* rows)
       : args_(args), weights_(args.weights), tile_(tile), row_tile_(row_tile), ring_(ring), rows_(rows),
-        stage_bytes_(Layout::Bytes(args.x.terms)) {
+        stage_bytes_(Layout::Bytes(args.x.terms)), terms_(args.x.terms), blocks_(weights_.blocks), zero_(weights_.zero),
+        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0), scale_type_(weights_.scale),
+        scale_shift_(scale_type_ == ScaleType::kF32 ? 2 : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0 : 1) {
     const int64_t expert = tile.expert;
     codes_ = weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
     const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
-    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + groups * scale_bytes();
+    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + (groups << scale_shift_);
     if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
     if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
     for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
-    slots_ = GroupedRows() && weights_.slots < RowSlots() ? RowSlots() : weights_.slots;
+    const int slots = grouped_ && weights_.slots < RowSlots() ? RowSlots() : weights_.slots;
+    slot_shift_ = slots == 1 ? 2 : slots == 2 ? 1 : 0;
+    per_group_ = 1.0f / static_cast<float>(weights_.group_steps);
+    if (grouped_) per_row_group_ = 1.0f / static_cast<float>(args.x.scale_steps);
+    FindRows();
   }
 
   __device__ void Run() {
     Clear(sums_);
 #pragma unroll
     for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load(stage);
-    for (int block = 0; block < weights_.blocks; ++block) {
+    int stage = 0;
+    for (int block = 0; block < blocks_; ++block) {
       WaitCopies<Layout::kStages - 2>();
       __syncthreads();
       Load(block + Layout::kStages - 1);
-      Accumulate(ring_ + block % Layout::kStages * stage_bytes_);
+      Accumulate(ring_ + stage * stage_bytes_);
+      stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
     }
     WaitCopies<0>();
   }
@@ -86,26 +95,39 @@ class TileProduct {
     }
   }
 
-  __device__ int scale_bytes() const {
-    return weights_.scale == ScaleType::kF32 ? 4 : weights_.scale == ScaleType::kE8m0 || weights_.scale == ScaleType::kE4m3 ? 1 : 2;
-  }
-  __device__ bool GroupedRows() const { return args_.x.scales != nullptr && args_.x.scale_steps > 0; }
   __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
+  __device__ int slots() const { return kSteps >> slot_shift_; }
+
+  // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
+  __device__ static int Divided(int step, float per_group) { return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group); }
+
   __device__ int GroupOf(int step) const {
     if (step_groups_ != nullptr) return step_groups_[step];
-    const int group = step / weights_.group_steps;
-    return group < weights_.groups ? group : weights_.groups - 1;
+    return min(Divided(step, per_group_), weights_.groups - 1);
+  }
+
+  // Where this thread's pieces of rows lie: piece p of 16 bytes of a block belongs to thread p mod 128.
+  __device__ void FindRows() {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int at = threadIdx.x + i * kTileThreads, row = at / 8;
+      const int from = row < kTokens ? rows_[row] : -1;
+      source_[i] = args_.x.data + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
+      valid_ |= (from >= 0 ? 1u : 0u) << i;
+    }
   }
 
   // --- load ---
 
+  // Blocks are loaded in turn.
   __device__ void Load(int block) {
-    if (block < weights_.blocks) {
-      const uint32_t stage = SharedAddress(ring_ + block % Layout::kStages * stage_bytes_);
+    if (block < blocks_) {
+      const uint32_t stage = SharedAddress(ring_) + load_stage_ * stage_bytes_;
       LoadWeights(block, stage);
       LoadRows(block, stage + Layout::kRows);
-      if (weights_.groups > 0) LoadScales(block, stage);
-      if (GroupedRows()) LoadRowScales(block, stage + Layout::kRowScales);
+      if (scales_ != nullptr) LoadScales(block, stage);
+      if (grouped_) LoadRowScales(block, stage + Layout::kRowScales);
+      load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
     CommitCopies();
   }
@@ -121,34 +143,36 @@ class TileProduct {
 
   // Rows of 128 bytes; the 16-byte pieces of row r are exchanged by r mod 8, so that eight rows' pieces lie in different banks.
   __device__ void LoadRows(int block, uint32_t rows) const {
-    for (int at = threadIdx.x; at < args_.x.terms * kTokens * 8; at += kTileThreads) {
-      const int piece = at % 8, row = at / 8 % kTokens, term = at / 8 / kTokens;
-      const int from = rows_[row];
-      const uint16_t* source = args_.x.data + term * args_.x.term_stride + (from < 0 ? 0 : from) * args_.x.row_stride +
-                               static_cast<int64_t>(block) * kBlockDepth + piece * 8;
-      CopyAsync16(rows + term * Layout::kTermBytes + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source, from >= 0);
+    int64_t offset = static_cast<int64_t>(block) * kBlockDepth;
+    for (int term = 0; term < terms_; ++term) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int at = threadIdx.x + i * kTileThreads, piece = at % 8, row = at / 8;
+        if (row >= kTokens) break;
+        CopyAsync16(rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source_[i] + offset, (valid_ >> i & 1) != 0);
+      }
+      if (term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
     }
   }
 
   __device__ void LoadScales(int block, uint32_t stage) const {
-    const int pieces = 8 * scale_bytes();  // of 16 bytes, in a slot's 128 scales
-    if (static_cast<int>(threadIdx.x) < pieces * slots_) {
-      const int slot = threadIdx.x / pieces, piece = threadIdx.x % pieces;
-      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
-      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + group * kTileRows * scale_bytes() + piece * 16);
+    const int shift = 3 + scale_shift_;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
+    if (static_cast<int>(threadIdx.x) < slots() << shift) {
+      const int slot = threadIdx.x >> shift, piece = threadIdx.x & ((1 << shift) - 1);
+      const int64_t group = GroupOf(block * kSteps + (slot << slot_shift_));
+      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + (group * kTileRows << scale_shift_) + piece * 16);
     }
-    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < 8 * slots_) {
+    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < slots() * 8) {
       const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
-      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
+      const int64_t group = GroupOf(block * kSteps + (slot << slot_shift_));
       CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
     }
   }
 
   __device__ void LoadRowScales(int block, uint32_t scales) const {
-    for (int at = threadIdx.x; at < kTokens * slots_; at += kTileThreads) {
+    for (int at = threadIdx.x; at < kTokens * slots(); at += kTileThreads) {
       const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
-      int group = (block * kSteps + slot * (kSteps / slots_)) / args_.x.scale_steps;
-      group = group < args_.x.scale_stride ? group : args_.x.scale_stride - 1;
+      const int group = min(Divided(block * kSteps + (slot << slot_shift_), per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
     }
   }
@@ -158,15 +182,15 @@ class TileProduct {
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    const int steps_per_slot = kSteps / slots_;
+    const int last = (1 << slot_shift_) - 1;  // step of a slot
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step % steps_per_slot == 0) Clear(part);
-      const int slot = step / steps_per_slot;
+      if ((step & last) == 0) Clear(part);
+      const int slot = step >> slot_shift_;
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
       MultiplyStep(stage, step, slot, reader, part);
-      if ((step + 1) % steps_per_slot == 0) AddScaled(stage, slot, part);
+      if ((step & last) == last) AddScaled(stage, slot, part);
     }
   }
 
@@ -177,7 +201,7 @@ class TileProduct {
   __device__ void Zeros(const uint8_t* stage, int slot, int half, uint32_t (&zero)[2]) const {
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
-      const int value = zeros_ != nullptr ? stage[Layout::kZeros + slot * kTileRows + FeatureInTile(half, second)] : weights_.zero;
+      const int value = zeros_ != nullptr ? stage[Layout::kZeros + slot * kTileRows + FeatureInTile(half, second)] : zero_;
       zero[second] = ZeroOperand<kCodes>(value);
     }
   }
@@ -191,7 +215,7 @@ class TileProduct {
       if constexpr (IsInteger(kCodes)) Zeros(stage, slot, half, zero);
       reader[half].Decode(step, zero, a[half]);
     }
-    for (int term = 0; term < args_.x.terms; ++term) {
+    for (int term = 0; term < terms_; ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
@@ -230,21 +254,33 @@ class TileProduct {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        scale[half][second] = weights_.groups == 0 ? 1.0f
-                                                   : global_[half] * LoadScale(stage + Layout::kScales, weights_.scale,
-                                                                               slot * kTileRows + FeatureInTile(half, second));
+        scale[half][second] = scales_ == nullptr ? 1.0f
+                                                 : global_[half] * LoadScale(stage + Layout::kScales, scale_type_,
+                                                                             slot * kTileRows + FeatureInTile(half, second));
       }
     }
+    if (grouped_) return AddScaledRows(stage, slot, part, scale);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * scale[half][at / 2];
+      }
+    }
+  }
+
+  __device__ void AddScaledRows(const uint8_t* stage, int slot, const Sums& part, const float (&scale)[2][2]) {
     const float* row_scales = reinterpret_cast<const float*>(stage + Layout::kRowScales) + slot * kTokens;
-    const bool grouped = GroupedRows();
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int row = column * 8 + threadIdx.x % 4 * 2;
-      const float row_scale[2] = {grouped ? row_scales[row] : 1.0f, grouped ? row_scales[row + 1] : 1.0f};
+      const float2 row_scale = *reinterpret_cast<const float2*>(row_scales + column * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * row_scale[at % 2]);
+        for (int at = 0; at < 4; ++at) {
+          sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * (at % 2 == 0 ? row_scale.x : row_scale.y));
+        }
       }
     }
   }
@@ -258,7 +294,7 @@ class TileProduct {
 
   // The sums of one row at the thread's feature of each half; `second` 0 or 8.
   __device__ void StoreOne(int64_t sorted, int row, int second, float first, float other) const {
-    const float row_scale = args_.x.scales != nullptr && !GroupedRows() ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
+    const float row_scale = args_.x.scales != nullptr && !grouped_ ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
     const int in_half = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second;
     const float sum[2] = {first * row_scale + Bias(in_half), other * row_scale + Bias(kHalfRows + in_half)};
     if (args_.epilogue == Epilogue::kGateUp) {
@@ -293,12 +329,20 @@ class TileProduct {
   uint8_t* const ring_;
   const int* const rows_;
   const int stage_bytes_;
+  const int terms_, blocks_, zero_;
+  const bool grouped_;            // rows have scales of groups
+  const ScaleType scale_type_;
+  const int scale_shift_;         // log2 of a scale's bytes
+  int slot_shift_ = 2;            // log2 of a slot's steps
+  float per_group_ = 0.0f, per_row_group_ = 0.0f;
+  const uint16_t* source_[kPieces];
+  uint32_t valid_ = 0;            // bit i: source_[i] is a row
+  int load_stage_ = 0;
   const uint8_t* codes_ = nullptr;
   const uint8_t* scales_ = nullptr;
   const uint8_t* zeros_ = nullptr;
   const int32_t* step_groups_ = nullptr;
   float global_[2] = {1.0f, 1.0f};
-  int slots_ = 1;
   Sums sums_;
 };
 
