@@ -14,7 +14,7 @@ namespace {
 void AddCost(const Backend& backend, MoeDesc desc, int64_t max_tokens, LayerExplanation* explanation) {
   desc.max_tokens = ChunkRows(backend, desc, max_tokens);
   explanation->bytes += backend.PreparedBytes(desc);
-  explanation->need.Add(backend, desc);
+  explanation->need.AddPart(backend, desc);
   explanation->workspace_bytes = std::max<uint64_t>(explanation->workspace_bytes, backend.WorkspaceBytes(desc));
 }
 

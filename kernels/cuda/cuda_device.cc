@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open() {
   if (error == cudaSuccess) error = cudaSetDevice(0);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    return absl::NotFoundError(absl::StrCat("no GPU: ", cudaGetErrorString(error)));
+    return absl::NotFoundError(cudaGetErrorString(error));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice(properties));
   absl::Status status = ToStatus(cudaStreamCreateWithFlags(&device->health_stream_, cudaStreamNonBlocking), "stream");

@@ -42,19 +42,6 @@ __device__ inline float FastE4m3(uint32_t byte) {
   return (byte & 0x80) != 0 ? -value : value;
 }
 
-// Scale `at` of an array of `type`.
-__device__ inline float LoadScale(const uint8_t* scales, ScaleType type, int at) {
-  switch (type) {
-    case ScaleType::kNone: return 1.0f;
-    case ScaleType::kF32: return reinterpret_cast<const float*>(scales)[at];
-    case ScaleType::kBf16: return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]);
-    case ScaleType::kF16: return __half2float(reinterpret_cast<const __half*>(scales)[at]);
-    case ScaleType::kE8m0: return FastE8m0(scales[at]);
-    case ScaleType::kE4m3: return FastE4m3(scales[at]);
-  }
-  return 1.0f;
-}
-
 __device__ inline uint32_t SharedAddress(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
 // 16 bytes from global to shared memory, past L1; `valid` false writes zeros and reads nothing.

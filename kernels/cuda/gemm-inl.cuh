@@ -4,7 +4,9 @@
 // both halves, so that gate and up of a feature end in the same thread. Blocks of 64 inputs come through a ring in shared memory by
 // cp.async: each thread copies the chunks of weights that it alone reads, all share rows and scales. Sums of one slot (inputs under one
 // scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only and on an order fixed by
-// the weights: every tile size gives the same bits.
+// the weights and the kind of rows: every tile size gives the same bits.
+//
+// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop).
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
 #define MOED_KERNELS_CUDA_GEMM_INL_CUH_
 
@@ -48,8 +50,6 @@ class TileProduct {
     if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
     if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
     for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
-    const int slots = grouped_ && weights_.slots < RowSlots() ? RowSlots() : weights_.slots;
-    slot_shift_ = slots == 1 ? 2 : slots == 2 ? 1 : 0;
     per_group_ = 1.0f / static_cast<float>(weights_.group_steps);
     if (grouped_) per_row_group_ = 1.0f / static_cast<float>(args.x.scale_steps);
     FindRows();
@@ -57,17 +57,12 @@ class TileProduct {
 
   __device__ void Run() {
     Clear(sums_);
-#pragma unroll
-    for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load(stage);
-    int stage = 0;
-    for (int block = 0; block < blocks_; ++block) {
-      WaitCopies<Layout::kStages - 2>();
-      __syncthreads();
-      Load(block + Layout::kStages - 1);
-      Accumulate(ring_ + stage * stage_bytes_);
-      stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
+    if constexpr (kTokens <= kMostGeneralRows) {
+      if (grouped_ || terms_ > 1) return RunLoop<Loop<0, true>>();
     }
-    WaitCopies<0>();
+    if (weights_.slots == 1) return RunLoop<Loop<2, false>>();
+    if (weights_.slots == 2) return RunLoop<Loop<1, false>>();
+    RunLoop<Loop<0, false>>();
   }
 
   __device__ void Store() const {
@@ -84,6 +79,28 @@ class TileProduct {
  private:
   using Sums = float[2][kColumns][4];
 
+  // `kShift`: log2 of a slot's steps. `kRows`: rows may have several terms and scales of groups, and every step is a slot.
+  template <int kShift, bool kRows>
+  struct Loop {
+    static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift, kLast = (1 << kShift) - 1;
+    static constexpr bool kGeneral = kRows;
+  };
+
+  template <typename L>
+  __device__ void RunLoop() {
+#pragma unroll
+    for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load<L>(stage);
+    int stage = 0;
+    for (int block = 0; block < blocks_; ++block) {
+      WaitCopies<Layout::kStages - 2>();
+      __syncthreads();
+      Load<L>(block + Layout::kStages - 1);
+      Accumulate<L>(ring_ + stage * stage_bytes_);
+      stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
+    }
+    WaitCopies<0>();
+  }
+
   __device__ static void Clear(Sums& sums) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -94,9 +111,6 @@ class TileProduct {
       }
     }
   }
-
-  __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
-  __device__ int slots() const { return kSteps >> slot_shift_; }
 
   // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
   __device__ static int Divided(int step, float per_group) { return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group); }
@@ -120,13 +134,16 @@ class TileProduct {
   // --- load ---
 
   // Blocks are loaded in turn.
+  template <typename L>
   __device__ void Load(int block) {
     if (block < blocks_) {
       const uint32_t stage = SharedAddress(ring_) + load_stage_ * stage_bytes_;
       LoadWeights(block, stage);
-      LoadRows(block, stage + Layout::kRows);
-      if (scales_ != nullptr) LoadScales(block, stage);
-      if (grouped_) LoadRowScales(block, stage + Layout::kRowScales);
+      LoadRows<L>(block, stage + Layout::kRows);
+      if (scales_ != nullptr) LoadScales<L>(block, stage);
+      if constexpr (L::kGeneral) {
+        if (grouped_) LoadRowScales(block, stage + Layout::kRowScales);
+      }
       load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
     CommitCopies();
@@ -142,55 +159,61 @@ class TileProduct {
   }
 
   // Rows of 128 bytes; the 16-byte pieces of row r are exchanged by r mod 8, so that eight rows' pieces lie in different banks.
+  template <typename L>
   __device__ void LoadRows(int block, uint32_t rows) const {
     int64_t offset = static_cast<int64_t>(block) * kBlockDepth;
-    for (int term = 0; term < terms_; ++term) {
+    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int at = threadIdx.x + i * kTileThreads, piece = at % 8, row = at / 8;
         if (row >= kTokens) break;
         CopyAsync16(rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source_[i] + offset, (valid_ >> i & 1) != 0);
       }
-      if (term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
+      if (L::kGeneral && term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
     }
   }
 
+  template <typename L>
   __device__ void LoadScales(int block, uint32_t stage) const {
     const int shift = 3 + scale_shift_;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
-    if (static_cast<int>(threadIdx.x) < slots() << shift) {
+    if (static_cast<int>(threadIdx.x) < L::kSlots << shift) {
       const int slot = threadIdx.x >> shift, piece = threadIdx.x & ((1 << shift) - 1);
-      const int64_t group = GroupOf(block * kSteps + (slot << slot_shift_));
+      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
       CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + (group * kTileRows << scale_shift_) + piece * 16);
     }
-    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < slots() * 8) {
+    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
       const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
-      const int64_t group = GroupOf(block * kSteps + (slot << slot_shift_));
+      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
       CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
     }
   }
 
   __device__ void LoadRowScales(int block, uint32_t scales) const {
-    for (int at = threadIdx.x; at < kTokens * slots(); at += kTileThreads) {
-      const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
-      const int group = min(Divided(block * kSteps + (slot << slot_shift_), per_row_group_), args_.x.scale_stride - 1);
+    for (int at = threadIdx.x; at < kTokens * kSteps; at += kTileThreads) {
+      const int step = at / kTokens, row = at % kTokens, from = rows_[row];
+      const int group = min(Divided(block * kSteps + step, per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
     }
   }
 
   // --- math ---
 
+  template <typename L>
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    const int last = (1 << slot_shift_) - 1;  // step of a slot
+    uint32_t zero[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if ((step & last) == 0) Clear(part);
-      const int slot = step >> slot_shift_;
+      const int slot = step >> L::kSlotShift;
+      if ((step & L::kLast) == 0) {
+        Clear(part);
+        if constexpr (IsInteger(kCodes)) Zeros(stage + Layout::kZeros + slot * kTileRows, zero);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
-      MultiplyStep(stage, step, slot, reader, part);
-      if ((step & last) == last) AddScaled(stage, slot, part);
+      MultiplyStep<L>(stage, step, zero, reader, part);
+      if ((step & L::kLast) == L::kLast) AddScaled<L>(stage, slot, part);
     }
   }
 
@@ -198,24 +221,27 @@ class TileProduct {
     return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
   }
 
-  __device__ void Zeros(const uint8_t* stage, int slot, int half, uint32_t (&zero)[2]) const {
+  // Of the thread's four features in a slot.
+  __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
+    const bool stored = zeros_ != nullptr;
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const int value = zeros_ != nullptr ? stage[Layout::kZeros + slot * kTileRows + FeatureInTile(half, second)] : zero_;
-      zero[second] = ZeroOperand<kCodes>(value);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        zero[half][second] = ZeroOperand<kCodes>(stored ? zeros[FeatureInTile(half, second)] : zero_);
+      }
     }
   }
 
-  __device__ void MultiplyStep(const uint8_t* stage, int step, int slot, const ChunkReader<kCodes> (&reader)[2], Sums& part) const {
+  template <typename L>
+  __device__ void MultiplyStep(const uint8_t* stage, int step, const uint32_t (&zero)[2][2], const ChunkReader<kCodes> (&reader)[2],
+                               Sums& part) const {
     constexpr int kTerms = WeightTerms(kCodes);
     Fragment<kCodes> a[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t zero[2] = {};
-      if constexpr (IsInteger(kCodes)) Zeros(stage, slot, half, zero);
-      reader[half].Decode(step, zero, a[half]);
-    }
-    for (int term = 0; term < terms_; ++term) {
+    for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
+#pragma unroll 1
+    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
@@ -248,18 +274,38 @@ class TileProduct {
     }
   }
 
-  __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
-    float scale[2][2];
+  // Scales of the thread's four features, by one branch on their type.
+  template <typename Decode>
+  __device__ void ReadScales(const uint8_t* scales, int slot, const Decode& decode, float (&scale)[2][2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        scale[half][second] = scales_ == nullptr ? 1.0f
-                                                 : global_[half] * LoadScale(stage + Layout::kScales, scale_type_,
-                                                                             slot * kTileRows + FeatureInTile(half, second));
+        scale[half][second] = global_[half] * decode(scales, slot * kTileRows + FeatureInTile(half, second));
       }
     }
-    if (grouped_) return AddScaledRows(stage, slot, part, scale);
+  }
+
+  __device__ void Scales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
+    switch (scale_type_) {
+      case ScaleType::kNone: return ReadScales(scales, slot, [](const uint8_t*, int) { return 1.0f; }, scale);
+      case ScaleType::kF32: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return reinterpret_cast<const float*>(s)[at]; }, scale);
+      case ScaleType::kBf16:
+        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(s)[at]); }, scale);
+      case ScaleType::kF16:
+        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return __half2float(reinterpret_cast<const __half*>(s)[at]); }, scale);
+      case ScaleType::kE8m0: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE8m0(s[at]); }, scale);
+      case ScaleType::kE4m3: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE4m3(s[at]); }, scale);
+    }
+  }
+
+  template <typename L>
+  __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
+    float scale[2][2];
+    Scales(stage + Layout::kScales, slot, scale);
+    if constexpr (L::kGeneral) {
+      if (grouped_) return AddScaledRows(stage, slot, part, scale);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -333,7 +379,6 @@ class TileProduct {
   const bool grouped_;            // rows have scales of groups
   const ScaleType scale_type_;
   const int scale_shift_;         // log2 of a scale's bytes
-  int slot_shift_ = 2;            // log2 of a slot's steps
   float per_group_ = 0.0f, per_row_group_ = 0.0f;
   const uint16_t* source_[kPieces];
   uint32_t valid_ = 0;            // bit i: source_[i] is a row
