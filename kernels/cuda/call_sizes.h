@@ -9,9 +9,9 @@ namespace moed::cuda {
 inline constexpr size_t kArrayAlignment = 256;  // of arrays in device memory
 inline constexpr size_t kTileBytes = 16;        // of a Tile
 // Rows of a tile that the product exists for.
-inline constexpr int kTileRowChoices[] = {8, 16, 32, 64};
-// The most of them for rows of several terms or with scales of groups.
-inline constexpr int kMostGeneralRows = 32;
+inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
+// The most of them for rows of several terms.
+inline constexpr int kMostTermRows = 32;
 
 }  // namespace moed::cuda
 

@@ -57,12 +57,15 @@ class TileProduct {
 
   __device__ void Run() {
     Clear(sums_);
-    if constexpr (kTokens <= kMostGeneralRows) {
-      if (grouped_ || terms_ > 1) return RunLoop<Loop<0, true>>();
+    if constexpr (kTokens <= kMostTermRows) {
+      if (terms_ > 1) return RunLoop<Loop<0, Rows::kTerms>>();
     }
-    if (weights_.slots == 1) return RunLoop<Loop<2, false>>();
-    if (weights_.slots == 2) return RunLoop<Loop<1, false>>();
-    RunLoop<Loop<0, false>>();
+    const int slots = grouped_ ? max(weights_.slots, RowSlots()) : weights_.slots;
+    if (grouped_) {
+      RunSlots<Rows::kGrouped>(slots);
+    } else {
+      RunSlots<Rows::kPlain>(slots);
+    }
   }
 
   __device__ void Store() const {
@@ -79,12 +82,22 @@ class TileProduct {
  private:
   using Sums = float[2][kColumns][4];
 
-  // `kShift`: log2 of a slot's steps. `kRows`: rows may have several terms and scales of groups, and every step is a slot.
-  template <int kShift, bool kRows>
+  // Rows of one term, with one scale at most; of one term with scales of groups; of several terms, which have no scales.
+  enum class Rows { kPlain, kGrouped, kTerms };
+
+  // `kShift`: log2 of a slot's steps.
+  template <int kShift, Rows kRows>
   struct Loop {
     static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift, kLast = (1 << kShift) - 1;
-    static constexpr bool kGeneral = kRows;
+    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms;
   };
+
+  template <Rows kRows>
+  __device__ void RunSlots(int slots) {
+    if (slots == 1) return RunLoop<Loop<2, kRows>>();
+    if (slots == 2) return RunLoop<Loop<1, kRows>>();
+    RunLoop<Loop<0, kRows>>();
+  }
 
   template <typename L>
   __device__ void RunLoop() {
@@ -111,6 +124,8 @@ class TileProduct {
       }
     }
   }
+
+  __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
 
   // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
   __device__ static int Divided(int step, float per_group) { return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group); }
@@ -141,9 +156,7 @@ class TileProduct {
       LoadWeights(block, stage);
       LoadRows<L>(block, stage + Layout::kRows);
       if (scales_ != nullptr) LoadScales<L>(block, stage);
-      if constexpr (L::kGeneral) {
-        if (grouped_) LoadRowScales(block, stage + Layout::kRowScales);
-      }
+      if constexpr (L::kGrouped) LoadRowScales<L>(block, stage + Layout::kRowScales);
       load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
     CommitCopies();
@@ -162,14 +175,14 @@ class TileProduct {
   template <typename L>
   __device__ void LoadRows(int block, uint32_t rows) const {
     int64_t offset = static_cast<int64_t>(block) * kBlockDepth;
-    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
+    for (int term = 0; term < (L::kTerms ? terms_ : 1); ++term) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int at = threadIdx.x + i * kTileThreads, piece = at % 8, row = at / 8;
         if (row >= kTokens) break;
         CopyAsync16(rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source_[i] + offset, (valid_ >> i & 1) != 0);
       }
-      if (L::kGeneral && term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
+      if (L::kTerms && term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
     }
   }
 
@@ -188,10 +201,11 @@ class TileProduct {
     }
   }
 
+  template <typename L>
   __device__ void LoadRowScales(int block, uint32_t scales) const {
-    for (int at = threadIdx.x; at < kTokens * kSteps; at += kTileThreads) {
-      const int step = at / kTokens, row = at % kTokens, from = rows_[row];
-      const int group = min(Divided(block * kSteps + step, per_row_group_), args_.x.scale_stride - 1);
+    for (int at = threadIdx.x; at < kTokens * L::kSlots; at += kTileThreads) {
+      const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
+      const int group = min(Divided(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
     }
   }
@@ -241,7 +255,7 @@ class TileProduct {
 #pragma unroll
     for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
 #pragma unroll 1
-    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
+    for (int term = 0; term < (L::kTerms ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
@@ -303,9 +317,14 @@ class TileProduct {
   __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
     float scale[2][2];
     Scales(stage + Layout::kScales, slot, scale);
-    if constexpr (L::kGeneral) {
-      if (grouped_) return AddScaledRows(stage, slot, part, scale);
+    if constexpr (L::kGrouped) {
+      AddScaledRows(stage, slot, part, scale);
+    } else {
+      AddScaledColumns(part, scale);
     }
+  }
+
+  __device__ void AddScaledColumns(const Sums& part, const float (&scale)[2][2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -391,8 +410,11 @@ class TileProduct {
   Sums sums_;
 };
 
+// Thread blocks of a multiprocessor that the registers must leave room for.
+constexpr int BlocksFor(int tokens) { return tokens <= 16 ? 5 : tokens <= 48 ? 3 : 2; }
+
 template <Codes kCodes, int kTokens>
-__global__ void __launch_bounds__(kTileThreads) Gemm(const GemmArgs* args, const SortArgs* sort) {
+__global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens)) Gemm(const GemmArgs* args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ int rows[kTokens];
@@ -430,6 +452,7 @@ cudaError_t LaunchGemmOf(const GemmLaunch& launch, const GemmArgs* args, const S
     case 8: return LaunchTiles<kCodes, 8>(launch, args, sort, stream);
     case 16: return LaunchTiles<kCodes, 16>(launch, args, sort, stream);
     case 32: return LaunchTiles<kCodes, 32>(launch, args, sort, stream);
+    case 48: return LaunchTiles<kCodes, 48>(launch, args, sort, stream);
     case 64: return LaunchTiles<kCodes, 64>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }
