@@ -87,7 +87,7 @@ class PreparedMoe {
 
   // out[M, H] = the layer's routed output for batch.x [M, H], M <= MoeDesc::max_tokens. The combine is float32 in slot
   // order, then one rounding to out.dtype. f32 input means float32 arithmetic. INVALID_ARGUMENT when shapes or ids break
-  // the contract (nothing is written then); INTERNAL for device loss.
+  // the contract (nothing is written then); UNAVAILABLE for device loss.
   virtual absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const = 0;
 
   // The device that holds the weights and runs the calls, which then need a lane of it and take tensors of either place; null: the
@@ -101,7 +101,7 @@ class PreparedMoe {
   // out.dtype. Padding of x is not read, padding of out is not written. No weights come in this format: with
   // MoeDesc::weight_on_input the caller has multiplied the rows by them, as it else multiplies the results. A scale that spans all
   // rows of a request spans the counted rows of the call. FAILED_PRECONDITION when the layer was prepared without the format,
-  // INVALID_ARGUMENT when shapes or counts break the contract (nothing is written then); INTERNAL for device loss.
+  // INVALID_ARGUMENT when shapes or counts break the contract (nothing is written then); UNAVAILABLE for device loss.
   virtual absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const = 0;
 
   // Workspace for a RunBatched whose counts add up to `rows`, at most. To bound it, spread the experts over several calls: a count

@@ -4,13 +4,12 @@
 #include "kernels/activation_quant.h"
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/build_info.h"
+#include "kernels/cuda/call_sizes.h"
 #include "kernels/cuda/layer_plan.h"
 #include "kernels/cuda/prepare.h"
 
 namespace moed::cuda {
 namespace {
-
-constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call: indices of rows are 32 bits wide
 
 void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
   const std::string_view build = BuildInfo();
