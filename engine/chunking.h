@@ -8,8 +8,9 @@
 
 namespace moed {
 
-// Workspace that one layer's call may take; larger calls go in chunks.
+// Workspace that one layer's call may take; larger calls go in chunks. On the GPU a chunk must be large to be fast.
 inline constexpr uint64_t kWorkspaceBudget = uint64_t{256} << 20;
+inline constexpr uint64_t kGpuWorkspaceBudget = uint64_t{2} << 30;
 
 // The largest number of rows, at most `max_tokens` and at least 1, whose workspace on `backend` stays within the budget:
 // max_tokens halved as often as needed.

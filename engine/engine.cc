@@ -247,7 +247,8 @@ absl::Status Engine::ForwardInTurn(const Model& model, const LoadedLayer& layer,
   return status;
 }
 
-absl::StatusOr<SelfCheckRow> Engine::CheckInTurn(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed) {
+absl::StatusOr<SelfCheckRow> Engine::CheckInTurn(const LoadedLayer& layer, const Backend& reference, int64_t tokens,
+                                                 uint64_t seed) {
   std::lock_guard<std::mutex> turn(compute_mutex_);  // the reference computes on the host
   if (layer.lanes == nullptr) return CheckLayer(layer, reference, tokens, seed, *pool_, *scratch_);
   const absl::Status failure = KnownFailure();

@@ -1,11 +1,11 @@
 // The engine: models, their layers, loading and forward. No RPC, no protobuf.
 //
 // Threads: Load, Forward and SelfCheck may be called from any thread. Calls of layers on the host's processors take turns on one
-// worker pool; calls of layers on an accelerator wait for one of its lanes, so that as many as there are lanes run at once, beside a
-// call on the host. All others may be called at any time and do not wait for calls. A model's layers do not change after Load.
-// Locks are taken in the order compute turn, lane, device_mutex_.
-// An accelerator that failed stays failed: its layers are kFailed from then on, those on the host go on.
-// An engine owns one pool, whatever the number of its models; a process that makes several engines has as many pools.
+// worker pool; calls of layers on an accelerator wait for one of its lanes, so that as many as there are lanes run at once,
+// beside a call on the host. All others may be called at any time and do not wait for calls. A model's layers do not change after
+// Load. Locks are taken in the order compute turn, lane, device_mutex_. An accelerator that failed stays failed: its layers are
+// kFailed from then on, those on the host go on. An engine owns one pool, whatever the number of its models; a process that makes
+// several engines has as many pools.
 #ifndef MOED_ENGINE_ENGINE_H_
 #define MOED_ENGINE_ENGINE_H_
 
@@ -168,10 +168,10 @@ class Engine {
   // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
 
-  // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready and when its accelerator failed, with
-  // the reason; INVALID_ARGUMENT with the numbers for everything that is wrong with the call. An empty `model` means the only one.
-  // After an error `out` may be partly written. Like the hidden states, `out` may be on the device for layers that are wholly on an
-  // accelerator.
+  // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready and when its accelerator failed,
+  // with the reason; INVALID_ARGUMENT with the numbers for everything that is wrong with the call. An empty `model` means the
+  // only one. After an error `out` may be partly written. Like the hidden states, `out` may be on the device for layers that are
+  // wholly on an accelerator.
   absl::Status Forward(const std::string& model, const ForwardCall& call, MutableTensorView out, ForwardInfo* info);
 
   // Runs `tokens` random rows through layer `layer` (-1: every layer) and compares with the reference, on the loaded
@@ -186,8 +186,9 @@ class Engine {
   // Usable with any other call, and after the engine. RESOURCE_EXHAUSTED with the bytes.
   absl::StatusOr<OutputMemory> AllocateOutput(const std::string& model, int layer, size_t bytes) const;
 
-  // Device memory of another process, for calls of that layer. INVALID_ARGUMENT when the layer is not wholly on an accelerator, and as
-  // Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see shared_cache.h).
+  // Device memory of another process, for calls of that layer. INVALID_ARGUMENT when the layer is not wholly on an accelerator,
+  // and as Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see
+  // shared_cache.h).
   absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShared(const std::string& model, int layer, const SharedHandle& handle);
 
   // Whether a planned layer is on a GPU.

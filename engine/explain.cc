@@ -14,7 +14,7 @@ namespace {
 void AddCost(const Backend& backend, MoeDesc desc, int64_t max_tokens, LayerExplanation* explanation) {
   desc.max_tokens = ChunkRows(backend, desc, max_tokens);
   explanation->bytes += backend.PreparedBytes(desc);
-  explanation->need.Add(backend, desc);
+  explanation->need.AddPart(backend, desc);
   explanation->workspace_bytes = std::max<uint64_t>(explanation->workspace_bytes, backend.WorkspaceBytes(desc));
 }
 
@@ -69,7 +69,8 @@ LayerExplanation ExplainLayer(const LayerPlan& plan, const DeviceInfo& device, s
 }  // namespace
 
 absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
-                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens, int lanes) {
+                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens,
+                                           int lanes) {
   absl::Status names = CheckNames(policy, backends);
   if (!names.ok()) return names;
   ExplainReport report;

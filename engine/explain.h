@@ -43,17 +43,19 @@ struct ExplainReport {
 // CheckNoUnknownExperts. `checkpoint` must outlive the plans.
 absl::StatusOr<std::vector<LayerPlan>> PlanModel(const ModelConfig& config, const Checkpoint& checkpoint);
 
-// Explains planned layers; workspace is for calls of up to `max_tokens` rows, on the GPU for each of `lanes`. NOT_FOUND for an unknown backend name in the
-// policy.
+// Explains planned layers; workspace is for calls of up to `max_tokens` rows, on the GPU for each of `lanes`. NOT_FOUND for an
+// unknown backend name in the policy.
 absl::StatusOr<ExplainReport> ExplainPlans(std::span<const LayerPlan> plans, const DeviceInfo& device,
-                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens, int lanes);
+                                           std::span<const Backend* const> backends, const Policy& policy, int64_t max_tokens,
+                                           int lanes);
 
 // Explains the checkpoint in `path` (all MoE layers, or only `layer` when >= 0) as it would run with `activations`. Errors: as
 // ReadModelConfig, Checkpoint::Open and PlanLayer; NOT_FOUND for a layer that is no MoE layer or an unknown backend name in the
 // policy.
 absl::StatusOr<ExplainReport> ExplainCheckpoint(const std::string& path, const DeviceInfo& device,
                                                 std::span<const Backend* const> backends, const Policy& policy,
-                                                ActivationChoice activations, int layer, int64_t max_tokens, int lanes = kDefaultLanes);
+                                                ActivationChoice activations, int layer, int64_t max_tokens,
+                                                int lanes = kDefaultLanes);
 
 }  // namespace moed
 

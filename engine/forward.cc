@@ -119,7 +119,8 @@ DeviceCall DevicePart(const ModelConfig& config, const ForwardCall& call, int64_
     part.weights = of_rows.weights;
   } else if (const RoutingByLogits* given = std::get_if<RoutingByLogits>(&call.routing)) {
     part.routing = RoutingKind::kLogits;
-    part.logits = given->logits.subspan(static_cast<size_t>(first * config.num_experts), static_cast<size_t>(rows * config.num_experts));
+    const int64_t experts = config.num_experts;
+    part.logits = given->logits.subspan(static_cast<size_t>(first * experts), static_cast<size_t>(rows * experts));
   }
   return part;
 }

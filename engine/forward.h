@@ -29,7 +29,8 @@ absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableT
 // Checks the shapes of a call against the layer: INVALID_ARGUMENT with the numbers.
 absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, const MutableTensorView& out);
 
-// Runs a validated call on the host's processors, parts on an accelerator by scratch.lane. Every row is routed before anything is computed, so that a bad row leaves `out` unwritten.
+// Runs a validated call on the host's processors, parts on an accelerator by scratch.lane. Every row is routed before anything is
+// computed, so that a bad row leaves `out` unwritten.
 absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                         WorkerPool& pool, Scratch& scratch, ForwardInfo* info);
 

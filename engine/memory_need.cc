@@ -7,7 +7,7 @@
 namespace moed {
 namespace {
 
-void AddPart(const MemoryNeed::Part& other, MemoryNeed::Part* part) {
+void AddLayer(const MemoryNeed::Part& other, MemoryNeed::Part* part) {
   part->weights += other.weights;
   part->workspace = std::max(part->workspace, other.workspace);
 }
@@ -31,12 +31,15 @@ absl::Status CheckGpu(const MemoryNeed::Part& need, uint64_t free, int lanes) {
 }  // namespace
 
 void MemoryNeed::Add(const MemoryNeed& other) {
-  AddPart(other.host, &host);
-  AddPart(other.gpu, &gpu);
+  AddLayer(other.host, &host);
+  AddLayer(other.gpu, &gpu);
 }
 
-void MemoryNeed::Add(const Backend& backend, const MoeDesc& desc) {
-  AddPart({backend.PreparedBytes(desc), backend.WorkspaceBytes(desc)}, backend.OnGpu() ? &gpu : &host);
+void MemoryNeed::AddPart(const Backend& backend, const MoeDesc& desc) {
+  const Part part = {backend.PreparedBytes(desc), backend.WorkspaceBytes(desc)};
+  if (!backend.OnGpu()) return AddLayer(part, &host);
+  gpu.weights += part.weights;
+  gpu.workspace += part.workspace;
 }
 
 absl::Status CheckFits(const MemoryNeed& need, const DeviceInfo& device, uint64_t memory_limit, int lanes) {

@@ -14,7 +14,7 @@ namespace moed {
 inline constexpr int kDefaultLanes = 2;
 
 struct MemoryNeed {
-  // Bytes of one memory. Weights of layers add up; workspace is that of the layer that takes most, for one call.
+  // Bytes of one memory. Weights add up; workspace is that of the layer that takes most, for one call.
   struct Part {
     uint64_t weights = 0;
     uint64_t workspace = 0;
@@ -25,12 +25,13 @@ struct MemoryNeed {
 
   // Another layer, or the layers of another model, beside these.
   void Add(const MemoryNeed& other);
-  // `desc` as `backend` prepares and runs it, in the memory that it takes.
-  void Add(const Backend& backend, const MoeDesc& desc);
+  // Another part of the same layer, routed or shared experts, as `backend` prepares and runs it, in the memory that it takes. On the
+  // host one part runs after the other; a call on the GPU has workspace for both.
+  void AddPart(const Backend& backend, const MoeDesc& desc);
 };
 
-// RESOURCE_EXHAUSTED with the needed and the free bytes of the memory that is too small; else OK. On the host one call computes at a
-// time, within `memory_limit` (0: none) and the memory of `device`; on the GPU each of `lanes` has its own workspace, within
+// RESOURCE_EXHAUSTED with the needed and the free bytes of the memory that is too small; else OK. On the host one call computes
+// at a time, within `memory_limit` (0: none) and the memory of `device`; on the GPU each of `lanes` has its own workspace, within
 // gpu_free_bytes. Memory of the host that is unknown (0) is not checked.
 absl::Status CheckFits(const MemoryNeed& need, const DeviceInfo& device, uint64_t memory_limit, int lanes);
 

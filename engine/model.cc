@@ -101,7 +101,8 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   if (!range.ok()) return range;
   std::vector<LayerPlan> executed;
   for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
-  absl::StatusOr<ExplainReport> report = ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
+  absl::StatusOr<ExplainReport> report =
+      ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
   if (!report.ok()) return report.status();
   model->report_ = *std::move(report);
   model->states_.assign(model->layers_.size(), LayerState::kPlanned);
@@ -192,7 +193,8 @@ absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
   absl::StatusOr<GateWeights> gate = ReadGate(config_, *checkpoint_, layer.plan.layer);
   if (!gate.ok()) return gate.status();
   layer.gate = *std::move(gate);
-  if (status = PlaceOnAccelerator(layer, tools); !status.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": "), status);
+  status = PlaceOnAccelerator(layer, tools);
+  if (!status.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": "), status);
   layer.numa_nodes = NodesOf(layer);
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;

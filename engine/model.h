@@ -95,7 +95,8 @@ class Model {
   absl::Status ChooseBackends();
   absl::Status ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const;
   absl::Status PrepareChecked(int index, LayerPart part, const LoadTools& tools);
-  absl::StatusOr<SelfCheckRow> CheckLoaded(int number, const LayerPart& part, const Backend& reference, const LoadTools& tools) const;
+  absl::StatusOr<SelfCheckRow> CheckLoaded(int number, const LayerPart& part, const Backend& reference,
+                                           const LoadTools& tools) const;
   absl::Status PlaceOnAccelerator(LoadedLayer& layer, const LoadTools& tools) const;
   absl::Status Assemble(LoadedLayer& layer) const;
   void Quarantine(int index, const std::string& backend, const std::string& why);

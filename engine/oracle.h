@@ -77,8 +77,8 @@ absl::Status CheckNames(const Policy& policy, std::span<const Backend* const> ba
 
 // Built-in devices: "this", "h200", "a100", "cpu-avx2", "cpu-avx512-vnni", "cpu-avx512-bf16", "cpu-amx".
 std::vector<std::string> BuiltInDeviceNames();
-// The device of that built-in name; NOT_FOUND lists the names. "this" has no GPU here, since the oracle sees no kernels: callers that
-// want it take LinkedDevice (kernels/backends.h).
+// The device of that built-in name; NOT_FOUND lists the names. "this" has no GPU here, since the oracle sees no kernels: callers
+// that want it take LinkedDevice (kernels/backends.h).
 absl::StatusOr<DeviceInfo> BuiltInDevice(const std::string& name);
 
 }  // namespace moed

@@ -50,8 +50,8 @@ class PinnedCache : public std::enable_shared_from_this<PinnedCache> {
 
   explicit PinnedCache(Accelerator& accelerator) : accelerator_(accelerator) { free_.reserve(kMaxFree); }
 
-  // Pinned memory: the smallest free buffer that is large enough and not more than twice what is needed, else a new one. From the heap
-  // when the limit or the system refuses; errors as OutputMemory::FromHeap.
+  // Pinned memory: the smallest free buffer that is large enough and not more than twice what is needed, else a new one. From the
+  // heap when the limit or the system refuses; errors as OutputMemory::FromHeap.
   absl::StatusOr<OutputMemory> Allocate(size_t bytes);
 
   // Buffers that wait for a call.

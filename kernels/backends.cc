@@ -23,7 +23,11 @@ absl::StatusOr<Accelerator*> LinkedAccelerator() { return cuda::TheAccelerator()
 DeviceInfo LinkedDevice() {
   DeviceInfo device = ThisDevice();
   const absl::StatusOr<Accelerator*> accelerator = LinkedAccelerator();
-  if (accelerator.ok()) (*accelerator)->Describe(&device);
+  if (accelerator.ok()) {
+    (*accelerator)->Describe(&device);
+  } else {
+    device.gpu_absence = std::string(accelerator.status().message());
+  }
   return device;
 }
 

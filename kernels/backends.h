@@ -18,8 +18,8 @@ std::vector<const Backend*> LinkedBackends();
 // The CUDA part of the build: "CUDA 13.0, sm_90a" (architectures separated by ", "), or "built without CUDA".
 std::string CudaBuild();
 
-// The accelerator of this machine, made by the first call; lives for ever. NOT_FOUND with the reason when the program or the machine
-// has none.
+// The accelerator of this machine, made by the first call; lives for ever. NOT_FOUND with the reason when the program or the
+// machine has none.
 absl::StatusOr<Accelerator*> LinkedAccelerator();
 
 // The machine this process runs on, with its accelerator where there is one: ThisDevice() and what Accelerator::Describe adds.

@@ -42,6 +42,7 @@ struct DeviceInfo {
   double cpu_quota = 0;      // of the cgroup, in processors; 0: none
   uint64_t memory_bytes = 0; // host memory that weights may use; 0: unknown, not checked
   bool has_gpu = false;      // the fields below mean nothing without
+  std::string gpu_absence;   // without a GPU: why, where it is known ("the CUDA driver is too old"); else empty
   std::string gpu_name;      // "NVIDIA H200"
   int cuda_major = 0;        // compute capability
   int cuda_minor = 0;

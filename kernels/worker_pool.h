@@ -1,9 +1,10 @@
 // A pool of worker threads with one operation: run a function over task indices in parallel.
 //
 // Threads: ParallelFor may be called from any thread; loops of several threads take turns, one loop each, while those of one task
-// just run. The calling thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the operating system
-// does not run (a CPU quota, more threads than processors) joins a job late or not at all. Workers, and the caller while
-// tasks are still running, spin for some 50 microseconds before they sleep, unless told not to. No allocation per call.
+// just run. The calling thread works too, as worker 0. Nobody is waited for who has no task: a worker that sleeps or that the
+// operating system does not run (a CPU quota, more threads than processors) joins a job late or not at all. Workers, and the
+// caller while tasks are still running, spin for some 50 microseconds before they sleep, unless told not to. No allocation per
+// call.
 //
 // A job lives in `state_`: open, workers enter and leave; closed, nobody enters. Invariant: the fields of the job are written only
 // while it is closed and nobody is inside, and read only by the caller and by those inside.

@@ -1,9 +1,9 @@
 // The listening server: gRPC listeners, health, the queue, and the way from loading over serving to drained.
 //
 // Threads: Open and Drain may be called from any thread, Drain once. While the server listens and is not open, health is
-// NOT_SERVING for every name and calls that compute get UNAVAILABLE. Where a layer is on a GPU, a thread asks the device for its health
-// several times a second: when it failed, health is NOT_SERVING for every name and stays so, calls of its layers get UNAVAILABLE (see
-// Engine::Forward), and a drain goes as ever.
+// NOT_SERVING for every name and calls that compute get UNAVAILABLE. Where a layer is on a GPU, a thread asks the device for its
+// health several times a second: when it failed, health is NOT_SERVING for every name and stays so, calls of its layers get
+// UNAVAILABLE (see Engine::Forward), and a drain goes as ever.
 #ifndef MOED_SERVER_SERVER_H_
 #define MOED_SERVER_SERVER_H_
 

@@ -70,9 +70,10 @@ class MoeService final : public MoeServiceBase {
 
   absl::Status StartForward(Call* call, std::unique_ptr<moe::v1::ForwardRequest> request, grpc::ByteBuffer* response);
   absl::Status RunForward(ForwardJob* job, WorkQueue::Duration waited);
-  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place, size_t bytes,
-                                       std::shared_ptr<const SharedMemory>* held);
-  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited, grpc::Slice output);
+  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
+                                       size_t bytes, std::shared_ptr<const SharedMemory>* held);
+  absl::Status PrepareMemory(ForwardJob* job);
+  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited);
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;

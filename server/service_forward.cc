@@ -40,6 +40,11 @@ struct MoeService::ForwardJob {
   std::unique_ptr<v1::ForwardRequest> request;
   CheckedForward checked;
   int64_t receive_us = 0;
+
+  // While it runs.
+  MutableTensorView out;
+  grpc::Slice output;  // owns out, unless that is in device memory
+  std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
 };
 
 grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
@@ -65,47 +70,52 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<v1::ForwardReq
   });
 }
 
-// Where the job's tensors in device memory lie in this process; `held` keeps them open.
+// The address of a place in device memory; `held` keeps it open.
 absl::StatusOr<std::byte*> MoeService::OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
                                                  size_t bytes, std::shared_ptr<const SharedMemory>* held) {
-  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = engine_->OpenShared(checked.model, checked.call.layer, place.handle);
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> memory =
+      engine_->OpenShared(checked.model, checked.call.layer, place.handle);
   if (!memory.ok()) return absl::Status(memory.status().code(), absl::StrCat(field, ": ", memory.status().message()));
   *held = *std::move(memory);
   return AddressIn(field, **held, place, bytes);
 }
 
-absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
+// Finds what the message says about memory: addresses in device memory, or new memory for the output.
+absl::Status MoeService::PrepareMemory(ForwardJob* job) {
   CheckedForward& checked = job->checked;
-  const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
-  std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
+  TensorView& hidden = checked.call.hidden;
+  job->out = {nullptr, checked.output_dtype, hidden.rows, hidden.cols};
   if (checked.hidden_memory) {
     absl::StatusOr<std::byte*> data =
-        OpenPlace("hidden.device_memory", checked, *checked.hidden_memory, checked.call.hidden.bytes(), &hidden_memory);
+        OpenPlace("hidden.device_memory", checked, *checked.hidden_memory, hidden.bytes(), &job->hidden_memory);
     if (!data.ok()) return data.status();
-    checked.call.hidden.data = *data;
+    hidden.data = *data;
   }
-  MutableTensorView out = {nullptr, checked.output_dtype, rows, cols};
-  grpc::Slice output;
   if (checked.output_memory) {
     absl::StatusOr<std::byte*> data =
-        OpenPlace("output_memory", checked, *checked.output_memory, checked.output_bytes(), &output_memory);
+        OpenPlace("output_memory", checked, *checked.output_memory, checked.output_bytes(), &job->output_memory);
     if (!data.ok()) return data.status();
-    out.data = *data;
-    out.place = Place::kDevice;
-  } else {
-    absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
-    if (!memory.ok()) return memory.status();
-    out.data = memory->data();
-    output = SliceOf(*std::move(memory), checked.output_bytes());
+    job->out.data = *data;
+    job->out.place = Place::kDevice;
+    return absl::OkStatus();
   }
-  ForwardInfo info;
-  info.want_routing = job->request->return_routing();
-  absl::Status status = engine_->Forward(checked.model, checked.call, out, &info);
-  if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
-  return AnswerForward(job, info, waited, std::move(output));
+  absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
+  if (!memory.ok()) return memory.status();
+  job->out.data = memory->data();
+  job->output = SliceOf(*std::move(memory), checked.output_bytes());
+  return absl::OkStatus();
 }
 
-absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited, grpc::Slice output) {
+absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
+  if (absl::Status status = PrepareMemory(job); !status.ok()) return status;
+  ForwardInfo info;
+  info.want_routing = job->request->return_routing();
+  absl::Status status = engine_->Forward(job->checked.model, job->checked.call, job->out, &info);
+  if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
+  return AnswerForward(job, info, waited);
+}
+
+absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited) {
   const CheckedForward& checked = job->checked;
   const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
   const steady_clock::time_point computed = steady_clock::now();
@@ -118,7 +128,7 @@ absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info,
   timing->set_receive_us(job->receive_us);
   timing->set_queue_us(Microseconds(waited));
   timing->set_send_us(Microseconds(steady_clock::now() - computed));
-  *job->response = Assemble(head, std::move(output), rest.SerializeAsString());
+  *job->response = Assemble(head, std::move(job->output), rest.SerializeAsString());
   return absl::OkStatus();
 }
 

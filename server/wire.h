@@ -78,7 +78,7 @@ struct SharedPlace {
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
-  ForwardCall call;  // views into the request, which must outlive it
+  ForwardCall call;  // views into the request, which must outlive it, but for what is in device memory
   DType output_dtype = DType::kF32;
   std::optional<SharedPlace> hidden_memory;  // call.hidden is on the device and has no address yet
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer

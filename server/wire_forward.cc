@@ -94,7 +94,8 @@ absl::StatusOr<SharedPlace> ReadPlace(const std::string& field, const v1::Device
   SharedPlace place;
   const std::string& handle = memory.cuda_ipc_handle();
   if (handle.size() != place.handle.size()) {
-    return Invalid(absl::StrCat(field, ".cuda_ipc_handle"), absl::StrCat(place.handle.size(), " bytes"), absl::StrCat(handle.size()));
+    return Invalid(absl::StrCat(field, ".cuda_ipc_handle"), absl::StrCat(place.handle.size(), " bytes"),
+                   absl::StrCat(handle.size()));
   }
   if (memory.offset() % kDeviceAlignment != 0) {
     return Invalid(absl::StrCat(field, ".offset"), absl::StrCat("a multiple of ", kDeviceAlignment), absl::StrCat(memory.offset()));
@@ -125,7 +126,8 @@ absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v
   return ReadMatrix(field, tensor);
 }
 
-absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model, std::optional<SharedPlace>* place) {
+absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model,
+                                      std::optional<SharedPlace>* place) {
   if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
   const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
   if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
@@ -244,7 +246,8 @@ absl::Status ReadOutputMemory(const v1::ForwardRequest& request, CheckedForward*
   const uint64_t low = std::min(hidden->offset, place->offset), high = std::max(hidden->offset, place->offset);
   const uint64_t length = low == hidden->offset ? checked->call.hidden.bytes() : checked->output_bytes();
   if (high - low >= length || checked->call.hidden.rows == 0) return absl::OkStatus();
-  return Invalid("output_memory", "no byte of hidden.device_memory", absl::StrCat("offsets ", place->offset, " and ", hidden->offset));
+  return Invalid("output_memory", "no byte of hidden.device_memory",
+                 absl::StrCat("offsets ", place->offset, " and ", hidden->offset));
 }
 
 void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v1::Tensor* out) {

@@ -1,11 +1,10 @@
 // The queue in front of the device: bounded, first in first out, as many jobs at a time as it has threads.
 //
-// Threads: Push and counters may be called from any thread. Jobs start in the order of their arrival, on the threads that Start made
-// (or, in tests, on the caller of RunNext); one thread runs them one after the other. The steps of one job never overlap. Callbacks are
-// never called with the lock held, so they may Push.
-// Invariants: an accepted job ends exactly once, by a run that returns kDone or by drop, also across Shutdown. Nobody
-// waits for a job that cannot matter any more: a job whose deadline passed or whose caller is gone is dropped before its
-// next step. A full queue refuses at once, after dropping such jobs.
+// Threads: Push and counters may be called from any thread. Jobs start in the order of their arrival, on the threads that Start
+// made (or, in tests, on the caller of RunNext); one thread runs them one after the other. The steps of one job never overlap.
+// Callbacks are never called with the lock held, so they may Push. Invariants: an accepted job ends exactly once, by a run that
+// returns kDone or by drop, also across Shutdown. Nobody waits for a job that cannot matter any more: a job whose deadline passed
+// or whose caller is gone is dropped before its next step. A full queue refuses at once, after dropping such jobs.
 #ifndef MOED_SERVER_WORK_QUEUE_H_
 #define MOED_SERVER_WORK_QUEUE_H_
 

@@ -12,6 +12,8 @@ inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 64};
+// The most of them for rows of several terms or with scales of groups.
+inline constexpr int kMostGeneralRows = 32;
 
 }  // namespace moed::cuda
 

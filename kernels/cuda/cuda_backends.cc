@@ -11,11 +11,17 @@
 namespace moed::cuda {
 namespace {
 
+// What a call has beside its part's arrays: x and the output as f32, ids, weights, logits and the router's scratch.
+size_t CallBytes(const MoeDesc& desc, int64_t slots) {
+  const int64_t row = 2 * desc.hidden + 3 * desc.num_experts + 1;
+  return static_cast<size_t>(desc.max_tokens * row + 3 * slots) * sizeof(float);
+}
+
 void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
   const std::string_view build = BuildInfo();
   if (build.find("sm_") == std::string_view::npos) reasons->push_back({"not_built", "moed was built without CUDA"});
   if (!device.has_gpu) {
-    reasons->push_back({"gpu_missing", "the machine has no GPU"});
+    reasons->push_back({"gpu_missing", absl::StrCat("the machine has no GPU", device.gpu_absence.empty() ? "" : ": ", device.gpu_absence)});
   } else if (reasons->empty() && !RunsOn(build, device.cuda_major, device.cuda_minor)) {
     reasons->push_back({"gpu_unsupported", absl::StrCat("the GPU has compute capability ", device.cuda_major, ".", device.cuda_minor,
                                                         ", moed was built with ", BuildInfo())});
@@ -50,7 +56,8 @@ class CudaGeneric : public Backend {
   size_t PreparedBytes(const MoeDesc& desc) const override { return OffsetsOf(PlanOf(desc), desc.num_experts).bytes; }
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
-    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, desc.max_tokens * desc.top_k, DType::kF32, 0).end;
+    const int64_t slots = desc.max_tokens * desc.top_k;
+    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, slots, DType::kF32, 0).end + CallBytes(desc, slots);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,

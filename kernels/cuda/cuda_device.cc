@@ -47,6 +47,14 @@ size_t AllocationBytes(void* data) {
   return size - static_cast<size_t>(address - base);
 }
 
+// The device on which `data` lies; -1 when CUDA does not say.
+int DeviceOf(const void* data) {
+  cudaPointerAttributes attributes = {};
+  if (cudaPointerGetAttributes(&attributes, data) == cudaSuccess) return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+  cudaGetLastError();
+  return -1;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open() {
@@ -58,7 +66,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open() {
   if (error == cudaSuccess) error = cudaSetDevice(0);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    return absl::NotFoundError(absl::StrCat("no GPU: ", cudaGetErrorString(error)));
+    return absl::NotFoundError(cudaGetErrorString(error));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice(properties));
   absl::Status status = ToStatus(cudaStreamCreateWithFlags(&device->health_stream_, cudaStreamNonBlocking), "stream");
@@ -150,6 +158,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const Share
   }
   auto memory = std::make_unique<CudaSharedMemory>(data, AllocationBytes(data));
   if (memory->bytes() == 0) return absl::InvalidArgumentError("CUDA IPC handle: the driver does not tell how large its memory is");
+  const int device = DeviceOf(data);
+  if (device > 0) return absl::InvalidArgumentError(absl::StrCat("CUDA IPC handle: its memory lies on device ", device, ", want device 0"));
   return std::unique_ptr<SharedMemory>(std::move(memory));
 }
 

@@ -4,7 +4,9 @@
 // both halves, so that gate and up of a feature end in the same thread. Blocks of 64 inputs come through a ring in shared memory by
 // cp.async: each thread copies the chunks of weights that it alone reads, all share rows and scales. Sums of one slot (inputs under one
 // scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only and on an order fixed by
-// the weights: every tile size gives the same bits.
+// the weights and the kind of rows: every tile size gives the same bits.
+//
+// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop).
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
 #define MOED_KERNELS_CUDA_GEMM_INL_CUH_
 
@@ -34,31 +36,33 @@ class TileProduct {
  public:
   using Layout = StageLayout<kCodes, kTokens>;
   static constexpr int kColumns = kTokens / 8;  // tiles of 8 rows
+  static constexpr int kPieces = (kTokens * 8 + kTileThreads - 1) / kTileThreads;  // of 16 bytes of a block's rows, for each thread
 
   __device__ TileProduct(const GemmArgs& args, const Tile& tile, int row_tile, uint8_t* ring, const int* rows)
       : args_(args), weights_(args.weights), tile_(tile), row_tile_(row_tile), ring_(ring), rows_(rows),
-        stage_bytes_(Layout::Bytes(args.x.terms)) {
+        stage_bytes_(Layout::Bytes(args.x.terms)), terms_(args.x.terms), blocks_(weights_.blocks), zero_(weights_.zero),
+        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0), scale_type_(weights_.scale),
+        scale_shift_(scale_type_ == ScaleType::kF32 ? 2 : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0 : 1) {
     const int64_t expert = tile.expert;
     codes_ = weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
     const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
-    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + groups * scale_bytes();
+    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + (groups << scale_shift_);
     if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
     if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
     for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
-    slots_ = GroupedRows() && weights_.slots < RowSlots() ? RowSlots() : weights_.slots;
+    per_group_ = 1.0f / static_cast<float>(weights_.group_steps);
+    if (grouped_) per_row_group_ = 1.0f / static_cast<float>(args.x.scale_steps);
+    FindRows();
   }
 
   __device__ void Run() {
     Clear(sums_);
-#pragma unroll
-    for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load(stage);
-    for (int block = 0; block < weights_.blocks; ++block) {
-      WaitCopies<Layout::kStages - 2>();
-      __syncthreads();
-      Load(block + Layout::kStages - 1);
-      Accumulate(ring_ + block % Layout::kStages * stage_bytes_);
+    if constexpr (kTokens <= kMostGeneralRows) {
+      if (grouped_ || terms_ > 1) return RunLoop<Loop<0, true>>();
     }
-    WaitCopies<0>();
+    if (weights_.slots == 1) return RunLoop<Loop<2, false>>();
+    if (weights_.slots == 2) return RunLoop<Loop<1, false>>();
+    RunLoop<Loop<0, false>>();
   }
 
   __device__ void Store() const {
@@ -75,6 +79,28 @@ class TileProduct {
  private:
   using Sums = float[2][kColumns][4];
 
+  // `kShift`: log2 of a slot's steps. `kRows`: rows may have several terms and scales of groups, and every step is a slot.
+  template <int kShift, bool kRows>
+  struct Loop {
+    static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift, kLast = (1 << kShift) - 1;
+    static constexpr bool kGeneral = kRows;
+  };
+
+  template <typename L>
+  __device__ void RunLoop() {
+#pragma unroll
+    for (int stage = 0; stage < Layout::kStages - 1; ++stage) Load<L>(stage);
+    int stage = 0;
+    for (int block = 0; block < blocks_; ++block) {
+      WaitCopies<Layout::kStages - 2>();
+      __syncthreads();
+      Load<L>(block + Layout::kStages - 1);
+      Accumulate<L>(ring_ + stage * stage_bytes_);
+      stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
+    }
+    WaitCopies<0>();
+  }
+
   __device__ static void Clear(Sums& sums) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -86,26 +112,39 @@ class TileProduct {
     }
   }
 
-  __device__ int scale_bytes() const {
-    return weights_.scale == ScaleType::kF32 ? 4 : weights_.scale == ScaleType::kE8m0 || weights_.scale == ScaleType::kE4m3 ? 1 : 2;
-  }
-  __device__ bool GroupedRows() const { return args_.x.scales != nullptr && args_.x.scale_steps > 0; }
-  __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
+  // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
+  __device__ static int Divided(int step, float per_group) { return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group); }
+
   __device__ int GroupOf(int step) const {
     if (step_groups_ != nullptr) return step_groups_[step];
-    const int group = step / weights_.group_steps;
-    return group < weights_.groups ? group : weights_.groups - 1;
+    return min(Divided(step, per_group_), weights_.groups - 1);
+  }
+
+  // Where this thread's pieces of rows lie: piece p of 16 bytes of a block belongs to thread p mod 128.
+  __device__ void FindRows() {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int at = threadIdx.x + i * kTileThreads, row = at / 8;
+      const int from = row < kTokens ? rows_[row] : -1;
+      source_[i] = args_.x.data + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
+      valid_ |= (from >= 0 ? 1u : 0u) << i;
+    }
   }
 
   // --- load ---
 
+  // Blocks are loaded in turn.
+  template <typename L>
   __device__ void Load(int block) {
-    if (block < weights_.blocks) {
-      const uint32_t stage = SharedAddress(ring_ + block % Layout::kStages * stage_bytes_);
+    if (block < blocks_) {
+      const uint32_t stage = SharedAddress(ring_) + load_stage_ * stage_bytes_;
       LoadWeights(block, stage);
-      LoadRows(block, stage + Layout::kRows);
-      if (weights_.groups > 0) LoadScales(block, stage);
-      if (GroupedRows()) LoadRowScales(block, stage + Layout::kRowScales);
+      LoadRows<L>(block, stage + Layout::kRows);
+      if (scales_ != nullptr) LoadScales<L>(block, stage);
+      if constexpr (L::kGeneral) {
+        if (grouped_) LoadRowScales(block, stage + Layout::kRowScales);
+      }
+      load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
     CommitCopies();
   }
@@ -120,53 +159,61 @@ class TileProduct {
   }
 
   // Rows of 128 bytes; the 16-byte pieces of row r are exchanged by r mod 8, so that eight rows' pieces lie in different banks.
+  template <typename L>
   __device__ void LoadRows(int block, uint32_t rows) const {
-    for (int at = threadIdx.x; at < args_.x.terms * kTokens * 8; at += kTileThreads) {
-      const int piece = at % 8, row = at / 8 % kTokens, term = at / 8 / kTokens;
-      const int from = rows_[row];
-      const uint16_t* source = args_.x.data + term * args_.x.term_stride + (from < 0 ? 0 : from) * args_.x.row_stride +
-                               static_cast<int64_t>(block) * kBlockDepth + piece * 8;
-      CopyAsync16(rows + term * Layout::kTermBytes + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source, from >= 0);
+    int64_t offset = static_cast<int64_t>(block) * kBlockDepth;
+    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int at = threadIdx.x + i * kTileThreads, piece = at % 8, row = at / 8;
+        if (row >= kTokens) break;
+        CopyAsync16(rows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16), source_[i] + offset, (valid_ >> i & 1) != 0);
+      }
+      if (L::kGeneral && term + 1 < terms_) offset += args_.x.term_stride, rows += Layout::kTermBytes;
     }
   }
 
+  template <typename L>
   __device__ void LoadScales(int block, uint32_t stage) const {
-    const int pieces = 8 * scale_bytes();  // of 16 bytes, in a slot's 128 scales
-    if (static_cast<int>(threadIdx.x) < pieces * slots_) {
-      const int slot = threadIdx.x / pieces, piece = threadIdx.x % pieces;
-      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
-      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + group * kTileRows * scale_bytes() + piece * 16);
+    const int shift = 3 + scale_shift_;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
+    if (static_cast<int>(threadIdx.x) < L::kSlots << shift) {
+      const int slot = threadIdx.x >> shift, piece = threadIdx.x & ((1 << shift) - 1);
+      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
+      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + (group * kTileRows << scale_shift_) + piece * 16);
     }
-    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < 8 * slots_) {
+    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
       const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
-      const int64_t group = GroupOf(block * kSteps + slot * (kSteps / slots_));
+      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
       CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
     }
   }
 
   __device__ void LoadRowScales(int block, uint32_t scales) const {
-    for (int at = threadIdx.x; at < kTokens * slots_; at += kTileThreads) {
-      const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
-      int group = (block * kSteps + slot * (kSteps / slots_)) / args_.x.scale_steps;
-      group = group < args_.x.scale_stride ? group : args_.x.scale_stride - 1;
+    for (int at = threadIdx.x; at < kTokens * kSteps; at += kTileThreads) {
+      const int step = at / kTokens, row = at % kTokens, from = rows_[row];
+      const int group = min(Divided(block * kSteps + step, per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
     }
   }
 
   // --- math ---
 
+  template <typename L>
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    const int steps_per_slot = kSteps / slots_;
+    uint32_t zero[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step % steps_per_slot == 0) Clear(part);
-      const int slot = step / steps_per_slot;
+      const int slot = step >> L::kSlotShift;
+      if ((step & L::kLast) == 0) {
+        Clear(part);
+        if constexpr (IsInteger(kCodes)) Zeros(stage + Layout::kZeros + slot * kTileRows, zero);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
-      MultiplyStep(stage, step, slot, reader, part);
-      if ((step + 1) % steps_per_slot == 0) AddScaled(stage, slot, part);
+      MultiplyStep<L>(stage, step, zero, reader, part);
+      if ((step & L::kLast) == L::kLast) AddScaled<L>(stage, slot, part);
     }
   }
 
@@ -174,24 +221,27 @@ class TileProduct {
     return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
   }
 
-  __device__ void Zeros(const uint8_t* stage, int slot, int half, uint32_t (&zero)[2]) const {
+  // Of the thread's four features in a slot.
+  __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
+    const bool stored = zeros_ != nullptr;
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const int value = zeros_ != nullptr ? stage[Layout::kZeros + slot * kTileRows + FeatureInTile(half, second)] : weights_.zero;
-      zero[second] = ZeroOperand<kCodes>(value);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        zero[half][second] = ZeroOperand<kCodes>(stored ? zeros[FeatureInTile(half, second)] : zero_);
+      }
     }
   }
 
-  __device__ void MultiplyStep(const uint8_t* stage, int step, int slot, const ChunkReader<kCodes> (&reader)[2], Sums& part) const {
+  template <typename L>
+  __device__ void MultiplyStep(const uint8_t* stage, int step, const uint32_t (&zero)[2][2], const ChunkReader<kCodes> (&reader)[2],
+                               Sums& part) const {
     constexpr int kTerms = WeightTerms(kCodes);
     Fragment<kCodes> a[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t zero[2] = {};
-      if constexpr (IsInteger(kCodes)) Zeros(stage, slot, half, zero);
-      reader[half].Decode(step, zero, a[half]);
-    }
-    for (int term = 0; term < args_.x.terms; ++term) {
+    for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
+#pragma unroll 1
+    for (int term = 0; term < (L::kGeneral ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
@@ -224,27 +274,59 @@ class TileProduct {
     }
   }
 
-  __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
-    float scale[2][2];
+  // Scales of the thread's four features, by one branch on their type.
+  template <typename Decode>
+  __device__ void ReadScales(const uint8_t* scales, int slot, const Decode& decode, float (&scale)[2][2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        scale[half][second] = weights_.groups == 0 ? 1.0f
-                                                   : global_[half] * LoadScale(stage + Layout::kScales, weights_.scale,
-                                                                               slot * kTileRows + FeatureInTile(half, second));
+        scale[half][second] = global_[half] * decode(scales, slot * kTileRows + FeatureInTile(half, second));
       }
     }
+  }
+
+  __device__ void Scales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
+    switch (scale_type_) {
+      case ScaleType::kNone: return ReadScales(scales, slot, [](const uint8_t*, int) { return 1.0f; }, scale);
+      case ScaleType::kF32: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return reinterpret_cast<const float*>(s)[at]; }, scale);
+      case ScaleType::kBf16:
+        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(s)[at]); }, scale);
+      case ScaleType::kF16:
+        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return __half2float(reinterpret_cast<const __half*>(s)[at]); }, scale);
+      case ScaleType::kE8m0: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE8m0(s[at]); }, scale);
+      case ScaleType::kE4m3: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE4m3(s[at]); }, scale);
+    }
+  }
+
+  template <typename L>
+  __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
+    float scale[2][2];
+    Scales(stage + Layout::kScales, slot, scale);
+    if constexpr (L::kGeneral) {
+      if (grouped_) return AddScaledRows(stage, slot, part, scale);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * scale[half][at / 2];
+      }
+    }
+  }
+
+  __device__ void AddScaledRows(const uint8_t* stage, int slot, const Sums& part, const float (&scale)[2][2]) {
     const float* row_scales = reinterpret_cast<const float*>(stage + Layout::kRowScales) + slot * kTokens;
-    const bool grouped = GroupedRows();
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int row = column * 8 + threadIdx.x % 4 * 2;
-      const float row_scale[2] = {grouped ? row_scales[row] : 1.0f, grouped ? row_scales[row + 1] : 1.0f};
+      const float2 row_scale = *reinterpret_cast<const float2*>(row_scales + column * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * row_scale[at % 2]);
+        for (int at = 0; at < 4; ++at) {
+          sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * (at % 2 == 0 ? row_scale.x : row_scale.y));
+        }
       }
     }
   }
@@ -258,7 +340,7 @@ class TileProduct {
 
   // The sums of one row at the thread's feature of each half; `second` 0 or 8.
   __device__ void StoreOne(int64_t sorted, int row, int second, float first, float other) const {
-    const float row_scale = args_.x.scales != nullptr && !GroupedRows() ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
+    const float row_scale = args_.x.scales != nullptr && !grouped_ ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
     const int in_half = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second;
     const float sum[2] = {first * row_scale + Bias(in_half), other * row_scale + Bias(kHalfRows + in_half)};
     if (args_.epilogue == Epilogue::kGateUp) {
@@ -293,12 +375,19 @@ class TileProduct {
   uint8_t* const ring_;
   const int* const rows_;
   const int stage_bytes_;
+  const int terms_, blocks_, zero_;
+  const bool grouped_;            // rows have scales of groups
+  const ScaleType scale_type_;
+  const int scale_shift_;         // log2 of a scale's bytes
+  float per_group_ = 0.0f, per_row_group_ = 0.0f;
+  const uint16_t* source_[kPieces];
+  uint32_t valid_ = 0;            // bit i: source_[i] is a row
+  int load_stage_ = 0;
   const uint8_t* codes_ = nullptr;
   const uint8_t* scales_ = nullptr;
   const uint8_t* zeros_ = nullptr;
   const int32_t* step_groups_ = nullptr;
   float global_[2] = {1.0f, 1.0f};
-  int slots_ = 1;
   Sums sums_;
 };
 

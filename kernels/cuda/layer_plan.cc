@@ -91,12 +91,13 @@ int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows) {
   return (slots + std::min(slots, experts) * (tile_rows - 1)) / tile_rows;
 }
 
-int32_t TileRowsFor(int64_t slots, int64_t experts) {
+int32_t TileRowsFor(int64_t slots, int64_t experts, bool general) {
+  const int most = general ? kMostGeneralRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
   // Half as many again as an expert has on average: most experts then fit one tile.
   for (const int rows : kTileRowChoices) {
-    if (2 * rows * experts >= 3 * slots) return rows;
+    if (rows == most || 2 * rows * experts >= 3 * slots) return rows;
   }
-  return kTileRowChoices[std::size(kTileRowChoices) - 1];
+  return most;
 }
 
 PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin) {

@@ -62,7 +62,8 @@ constexpr int TermsOfH(DType dtype) { return dtype == DType::kF32 ? 3 : 1; }
 int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
 
 // Rows of a tile for a call: few enough that tiles are full, many enough that weights are read once.
-int32_t TileRowsFor(int64_t slots, int64_t experts);
+// `general`: some operand has several terms or scales of groups.
+int32_t TileRowsFor(int64_t slots, int64_t experts, bool general);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {

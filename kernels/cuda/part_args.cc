@@ -24,6 +24,8 @@ class PartFiller {
     launch->stage_down = StageH(args);
     FillDown(args);
     FillAbsMax(args, launch);
+    const bool general = IsGeneral(args->gate.x) || IsGeneral(args->down.x) || (!plan_.paired && IsGeneral(args->up.x));
+    args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, general);
     launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
     if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
     launch->down = LaunchOf(plan_.down, args->down, args->sort);
@@ -35,13 +37,13 @@ class PartFiller {
     return reinterpret_cast<T*>(base_ + offset);
   }
   bool batched() const { return input_.counts != nullptr; }
+  static bool IsGeneral(const Operand& x) { return x.terms > 1 || (x.scales != nullptr && x.scale_steps > 0); }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
 
   void FillSort(SortArgs* sort) const {
     sort->rows = static_cast<int32_t>(input_.rows);
     sort->top_k = input_.top_k;
     sort->experts = desc_.num_experts;
-    sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts);
     sort->ids = input_.ids;
     sort->counts = input_.counts;
     sort->max_m = static_cast<int32_t>(input_.max_m);

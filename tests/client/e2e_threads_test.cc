@@ -92,8 +92,11 @@ TEST_CASE("B69: status tells the threads and what limits them, and a number that
           std::string::npos);
   }
   const int many = static_cast<int>(processors.size()) + 2;
-  RunningServer server({disk.dir.path()}, {"--threads", std::to_string(many)});
+  RunningServer server({disk.dir.path()}, {"--threads", std::to_string(many), "--gpu", "none", "--lanes", "3"});
   CHECK(HostOf(server)["threads"] == many);
+  CHECK(HostOf(server)["gpu"].is_null());  // whatever the machine has
+  CHECK(HostOf(server)["gpu_free_bytes"] == 0);
+  CHECK(AllowedProcessors(server.process().pid()).count("compute") == 1);  // lanes are for layers on the GPU
   CHECK(HostOf(server)["threads_limit"] == "operator's choice");
   CHECK(server.process().Stdout().find(std::to_string(many) + " threads are more than the " +
                                        std::to_string(processors.size()) + " usable processors") != std::string::npos);

@@ -96,13 +96,16 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   const auto scales = [&](const OperandPlan& input) {
     return input.quantized ? static_cast<size_t>((input.by_sorted_row ? slots : rows) * input.groups) * sizeof(float) : 0;
   };
-  const size_t tiles = static_cast<size_t>(TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts)));
+  int64_t tiles = 0;
+  for (bool general : {false, true}) {
+    tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, general)));
+  }
   std::vector<Array> arrays = {{"count", w.count, (2 * static_cast<size_t>(desc.num_experts) + 1) * 4},
                                {"source", w.source, s * 4},
                                {"slot", w.slot, s * 4},
                                {"expert", w.expert, s * 4},
                                {"position", w.position, s * 4},
-                               {"tiles", w.tiles, tiles * kTileBytes},
+                               {"tiles", w.tiles, static_cast<size_t>(tiles) * kTileBytes},
                                {"totals", w.totals, 8},
                                {"absmax", w.absmax, 8},
                                {"gate_x", w.gate_x, operand(plan.gate_x, plan.gate, TermsOf(dtype))},
@@ -149,18 +152,22 @@ TEST_CASE("layer plan: a call never makes more tiles than its capacity, and the 
 }
 
 TEST_CASE("layer plan: tiles hold half as many rows again as experts have on average, where such tiles exist") {
-  for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
-    int32_t last = 0;
-    for (int64_t slots = 0; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
-      const int32_t rows = TileRowsFor(slots, experts);
-      REQUIRE(std::find(std::begin(kTileRowChoices), std::end(kTileRowChoices), rows) != std::end(kTileRowChoices));
-      REQUIRE(rows >= last);
-      if (rows < kTileRowChoices[std::size(kTileRowChoices) - 1]) REQUIRE(2 * rows * experts >= 3 * slots);
-      if (rows > kTileRowChoices[0]) REQUIRE(rows * experts < 3 * slots);  // the next smaller choice was too small
-      last = rows;
+  for (bool general : {false, true}) {
+    const int32_t most = general ? kMostGeneralRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
+    for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
+      int32_t last = 0;
+      for (int64_t slots = 0; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
+        const int32_t rows = TileRowsFor(slots, experts, general);
+        REQUIRE(std::find(std::begin(kTileRowChoices), std::end(kTileRowChoices), rows) != std::end(kTileRowChoices));
+        REQUIRE((rows >= last && rows <= most));
+        if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
+        if (rows > kTileRowChoices[0]) REQUIRE(rows * experts < 3 * slots);  // the next smaller choice was too small
+        last = rows;
+      }
+      CHECK(last == most);
     }
+    CHECK(TileRowsFor(int64_t{1} << 30, 65535, general) == most);
   }
-  CHECK(TileRowsFor(int64_t{1} << 30, 65535) == 64);
   // A smaller tile never needs less room in the list of tiles.
   for (int64_t experts : {1, 7, 65535}) {
     for (int64_t slots : {1, 8, 100, 100000}) {

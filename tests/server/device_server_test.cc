@@ -193,7 +193,8 @@ TEST_CASE("Hidden states are read from device memory that a client shares, and t
   CHECK(bench.puppet.counts().opened == 1);
 
   const auto refused = [&](int layer, int64_t rows, const std::function<void(v1::ForwardRequest*)>& change) {
-    const grpc::Status got = bench.Forward(layer, rows, &answer, [&](v1::ForwardRequest* request) { both(request), change(request); });
+    const grpc::Status got =
+        bench.Forward(layer, rows, &answer, [&](v1::ForwardRequest* request) { both(request), change(request); });
     CHECK(got.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
     return got.error_message();
   };

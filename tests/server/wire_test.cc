@@ -258,7 +258,8 @@ TEST_CASE("Hidden states and output may be places in device memory, which are ch
   }
   CheckInvalid(with([](v1::DeviceMemory* m) { m->set_offset(8); }), {"hidden.device_memory.offset", "multiple of 16, got 8"});
   CheckInvalid(with([](v1::DeviceMemory* m) { m->set_offset(48); }), {"output_memory: wanted no byte of hidden"});
-  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_data("x"); }, {"data or device_memory, got both"});
+  CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_data("x"); },
+               {"data or device_memory, got both"});
   CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_shape(0, int64_t{1} << 59); }, {"64 bits"});
   CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_hidden()->set_shape(0, int64_t{1} << 38); }, {"at most"});
   CheckInvalid([&](v1::ForwardRequest* r) { in_device(r), r->mutable_output_memory()->set_offset(1); }, {"output_memory.offset"});
@@ -276,7 +277,8 @@ TEST_CASE("A tensor in device memory ends within its allocation, whatever the of
   CHECK(*at(0, 256) == memory.block.data());
   CHECK(*at(240, 16) == memory.block.data() + 240);
   CHECK(at(256, 0).ok());
-  for (const auto& [offset, bytes] : {std::pair<uint64_t, size_t>{0, 257}, {16, 241}, {272, 0}, {UINT64_MAX - 15, 16}, {16, SIZE_MAX}}) {
+  using Range = std::pair<uint64_t, size_t>;
+  for (const auto& [offset, bytes] : {Range{0, 257}, {16, 241}, {272, 0}, {UINT64_MAX - 15, 16}, {16, SIZE_MAX}}) {
     const absl::Status status = at(offset, bytes).status();
     CHECK(absl::IsInvalidArgument(status));
     CHECK_THAT(std::string(status.message()), Contains("hidden: wanted a tensor within the 256 bytes"));

@@ -162,7 +162,9 @@ class PuppetLayer : public DeviceLayer {
   // To the device, with the help of `pool`.
   static TensorView Copy(const TensorView& x, PuppetLane& lane, WorkerPool* pool) {
     lane.x.resize(x.bytes());
-    const auto copy = [&](int64_t row, int) { std::memcpy(lane.x.data() + static_cast<size_t>(row) * x.row_bytes(), x.row(row), x.row_bytes()); };
+    const auto copy = [&](int64_t row, int) {
+      std::memcpy(lane.x.data() + static_cast<size_t>(row) * x.row_bytes(), x.row(row), x.row_bytes());
+    };
     (pool != nullptr ? *pool : lane.pool).ParallelFor(x.rows, copy);
     return {lane.x.data(), x.dtype, x.rows, x.cols, Place::kDevice};
   }
@@ -188,8 +190,8 @@ class PuppetLayer : public DeviceLayer {
     return absl::OkStatus();
   }
 
-  absl::Status Compute(const TensorView& x, std::vector<int32_t> ids, const std::vector<float>& weights, int top_k, bool with_shared,
-                       MutableTensorView out, PuppetLane& lane) const {
+  absl::Status Compute(const TensorView& x, std::vector<int32_t> ids, const std::vector<float>& weights, int top_k,
+                       bool with_shared, MutableTensorView out, PuppetLane& lane) const {
     for (int32_t& id : ids) {
       id -= parts_.first_expert;
       if (id < 0 || id >= routed_.experts()) id = -1;

@@ -1,9 +1,9 @@
 // A puppet of an accelerator: its device is the host's memory, its layers compute with cpu_generic, and tests pull its strings.
 //
 // Every pointer of Place::kDevice is a plain pointer. PuppetBackend prepares layers on it; a layer wholly on it runs through
-// DeviceLayer with the host's own routing, so that answers equal those of cpu_generic to the bit. What the interface asks of callers
-// (a lane of this accelerator, one call at a time on it, no more rows than a layer takes) is checked: a breach is INTERNAL.
-// Threads: all methods may be called from any thread.
+// DeviceLayer with the host's own routing, so that answers equal those of cpu_generic to the bit. What the interface asks of
+// callers (a lane of this accelerator, one call at a time on it, no more rows than a layer takes) is checked: a breach is
+// INTERNAL. Threads: all methods may be called from any thread.
 #ifndef MOED_TESTS_SUPPORT_PUPPET_ACCELERATOR_H_
 #define MOED_TESTS_SUPPORT_PUPPET_ACCELERATOR_H_
 
