@@ -87,8 +87,8 @@ class DeviceLayer {
   virtual ~DeviceLayer() = default;
 
   // Routing, routed experts, shared expert and their sum, rounded once to out.dtype; returns when `out` is complete. `pool` (may be
-  // null) helps to copy between host buffers. INVALID_ARGUMENT when logits cannot be routed (names the row), nothing is then
-  // written; UNAVAILABLE when the device failed.
+  // null) helps to copy between host buffers. INVALID_ARGUMENT when logits cannot be routed (names the row): plain host memory is
+  // then left as it was, an output on the device or in pinned memory holds no result. UNAVAILABLE when the device failed.
   virtual absl::Status Forward(const DeviceCall& call, MutableTensorView out, Lane& lane, WorkerPool* pool) const = 0;
 
   // Captures the launches of the usual numbers of rows on `lane`, so that no request pays for it.

@@ -3,11 +3,13 @@
 #define MOED_KERNELS_CUDA_CALL_SIZES_H_
 
 #include <cstddef>
+#include <cstdint>
 
 namespace moed::cuda {
 
 inline constexpr size_t kArrayAlignment = 256;  // of arrays in device memory
 inline constexpr size_t kTileBytes = 16;        // of a Tile
+inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
 // The most of them for rows of several terms.

@@ -4,13 +4,12 @@
 #include "kernels/activation_quant.h"
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/build_info.h"
+#include "kernels/cuda/call_sizes.h"
 #include "kernels/cuda/layer_plan.h"
 #include "kernels/cuda/prepare.h"
 
 namespace moed::cuda {
 namespace {
-
-constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call: indices of rows are 32 bits wide
 
 // What a call has beside its part's arrays: x and the output as f32, ids, weights, logits and the router's scratch.
 size_t CallBytes(const MoeDesc& desc, int64_t slots) {

@@ -203,9 +203,10 @@ class RunningCall {
     if (status.ok()) status = Send();
     if (status.ok()) status = lane_.Launch(plan_);
     if (status.ok()) status = Receive();
+    // Also of a call that failed half-way: what is under way reads the staging buffers and writes to the caller's memory.
+    const absl::Status finished = lane_.Finish();
     if (!status.ok()) return status;
-    status = lane_.Finish();
-    return status.ok() ? Deliver() : status;
+    return finished.ok() ? Deliver() : finished;
   }
 
   // The launches alone, captured; the arguments are those of no call.
@@ -368,6 +369,17 @@ CudaDevice* DeviceOf(const CallTarget& target) { return static_cast<CudaDevice*>
 
 }  // namespace
 
+absl::Status CheckPlaces(const TensorView& x, const MutableTensorView& out, int64_t top_k) {
+  if (x.rows * top_k > kMostSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("call has ", x.rows, " rows of ", top_k, " slots, want at most ", kMostSlots, " slots"));
+  }
+  const auto misaligned = [](const void* data, DType dtype, Place place) {
+    return place == Place::kDevice && reinterpret_cast<uintptr_t>(data) % DTypeBytes(dtype) != 0;
+  };
+  if (!misaligned(x.data, x.dtype, x.place) && !misaligned(out.data, out.dtype, out.place)) return absl::OkStatus();
+  return absl::InvalidArgumentError("a tensor on the GPU must be aligned to its elements");
+}
+
 absl::Status RunCall(const CallTarget& target, const CallInput& input, MutableTensorView out, CudaLane& lane, WorkerPool* pool) {
   CudaDevice* const device = DeviceOf(target);
   absl::Status failure = device->failure();
@@ -393,7 +405,9 @@ absl::Status WarmUpCalls(const CallTarget& target, CudaLane& lane) {
   for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
     for (RoutingKind routing : {RoutingKind::kIds, RoutingKind::kLogits, RoutingKind::kGate}) {
       if (routing == RoutingKind::kGate && target.router->gate == nullptr) continue;
-      for (int64_t rows = 1; rows <= std::min(kMostCapturedRows, most_rows); rows *= 2) {
+      const int64_t most = std::min(kMostCapturedRows, most_rows);
+      for (int64_t capacity = 1; capacity < 2 * most; capacity *= 2) {
+        const int64_t rows = std::min(capacity, most);
         absl::Status status = capture(rows, dtype, routing, target);
         if (status.ok() && target.shared != nullptr) status = capture(rows, dtype, routing, routed_only);
         if (!status.ok()) return DeviceOf(target)->Report(status);

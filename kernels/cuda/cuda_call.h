@@ -51,6 +51,10 @@ struct CallInput {
   std::vector<float>* used_weights = nullptr;
 };
 
+// INVALID_ARGUMENT when the rows have more slots than a call may have, or a tensor on the device is not aligned to its elements:
+// kernels that read it would end the device's work for good.
+absl::Status CheckPlaces(const TensorView& x, const MutableTensorView& out, int64_t top_k);
+
 // Runs the call; `out` is complete when it returns OK. `pool` (may be null) helps to copy. INVALID_ARGUMENT names the row that cannot be
 // routed; UNAVAILABLE when the device failed.
 absl::Status RunCall(const CallTarget& target, const CallInput& input, MutableTensorView out, CudaLane& lane, WorkerPool* pool);

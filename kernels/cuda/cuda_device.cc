@@ -22,7 +22,9 @@ class CudaPinnedBuffer : public PinnedBuffer {
 class CudaSharedMemory : public SharedMemory {
  public:
   CudaSharedMemory(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
-  ~CudaSharedMemory() override { cudaIpcCloseMemHandle(data_); }
+  ~CudaSharedMemory() override {
+    if (cudaIpcCloseMemHandle(data_) != cudaSuccess) cudaGetLastError();  // nobody to tell; else the thread's next launch would
+  }
   void* data() const override { return data_; }
   size_t bytes() const override { return bytes_; }
 
@@ -43,6 +45,14 @@ size_t AllocationBytes(void* data) {
   const auto address = reinterpret_cast<unsigned long long>(data);
   if (reinterpret_cast<GetRange>(entry)(&base, &size, address) != 0 || base > address) return 0;
   return size - static_cast<size_t>(address - base);
+}
+
+// The device on which `data` lies; -1 when CUDA does not say.
+int DeviceOf(const void* data) {
+  cudaPointerAttributes attributes = {};
+  if (cudaPointerGetAttributes(&attributes, data) == cudaSuccess) return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+  cudaGetLastError();
+  return -1;
 }
 
 }  // namespace
@@ -74,7 +84,10 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::Describe(DeviceInfo* device) const {
   size_t free_bytes = 0, total = 0;
-  if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) free_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+    cudaGetLastError();
+    free_bytes = 0;
+  }
   device->has_gpu = true;
   device->cuda_major = major_;
   device->cuda_minor = minor_;
@@ -101,19 +114,30 @@ absl::Status CudaDevice::Health() {
   // An error of any kernel is told by the next request of whatever kind.
   cudaError_t error = cudaMemsetAsync(health_word_.data(), 0, sizeof(int), health_stream_);
   if (error == cudaSuccess) error = cudaStreamQuery(health_stream_);
-  if (error == cudaErrorNotReady) return absl::OkStatus();
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();  // else the next launch of this thread would take it for its own
+    return absl::OkStatus();
+  }
   return Report(ToStatus(error, "health check"));
 }
 
 absl::StatusOr<std::unique_ptr<Lane>> CudaDevice::NewLane() {
+  absl::Status failed = failure();
+  if (!failed.ok()) return failed;
   absl::StatusOr<std::unique_ptr<CudaLane>> lane = CudaLane::Make();
   if (!lane.ok()) return Report(lane.status());
   return std::unique_ptr<Lane>(*std::move(lane));
 }
 
-absl::StatusOr<std::unique_ptr<DeviceLayer>> CudaDevice::Assemble(const DeviceLayerParts& parts) { return MakeCudaLayer(parts, this); }
+absl::StatusOr<std::unique_ptr<DeviceLayer>> CudaDevice::Assemble(const DeviceLayerParts& parts) {
+  absl::Status failed = failure();
+  if (!failed.ok()) return failed;
+  return MakeCudaLayer(parts, this);
+}
 
 absl::StatusOr<std::unique_ptr<PinnedBuffer>> CudaDevice::AllocatePinned(size_t bytes) {
+  absl::Status failed = failure();
+  if (!failed.ok()) return failed;
   HostBuffer buffer;
   absl::Status status = buffer.Allocate(bytes, "pinned buffer");
   if (!status.ok()) return Report(status);
@@ -121,6 +145,8 @@ absl::StatusOr<std::unique_ptr<PinnedBuffer>> CudaDevice::AllocatePinned(size_t 
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const SharedHandle& handle) {
+  absl::Status healthy = Health();  // so that what follows is about the handle
+  if (!healthy.ok()) return healthy;
   cudaIpcMemHandle_t cuda_handle;
   static_assert(sizeof(cuda_handle) == sizeof(SharedHandle));
   std::memcpy(&cuda_handle, handle.data(), sizeof(cuda_handle));
@@ -132,6 +158,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const Share
   }
   auto memory = std::make_unique<CudaSharedMemory>(data, AllocationBytes(data));
   if (memory->bytes() == 0) return absl::InvalidArgumentError("CUDA IPC handle: the driver does not tell how large its memory is");
+  const int device = DeviceOf(data);
+  if (device > 0) return absl::InvalidArgumentError(absl::StrCat("CUDA IPC handle: its memory lies on device ", device, ", want device 0"));
   return std::unique_ptr<SharedMemory>(std::move(memory));
 }
 

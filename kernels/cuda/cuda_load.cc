@@ -177,18 +177,18 @@ class Loader {
   // What all experts share, and one value of each.
   absl::Status CopyCommon() const {
     const auto copy = [this](size_t at, const void* data, size_t bytes) {
-      return bytes == 0 ? cudaSuccess : cudaMemcpy(arena_.data() + at, data, bytes, cudaMemcpyHostToDevice);
+      return CopyToDevice(arena_.data() + at, data, bytes, "copy of weights");
     };
-    cudaError_t error = copy(offsets_.stored, stored_.data(), stored_.size() * sizeof(float));
+    absl::Status status = copy(offsets_.stored, stored_.data(), stored_.size() * sizeof(float));
     const auto order = [&](const PackedShape& shape, const MatrixOffsets& offsets, const WeightScheme& scheme) {
-      if (error != cudaSuccess || !shape.ordered || shape.own_order) return;
+      if (!status.ok() || !shape.ordered || shape.own_order) return;
       const std::vector<int32_t> common = CommonOrder(shape, scheme);
-      error = copy(offsets.common_order, common.data(), common.size() * sizeof(int32_t));
+      status = copy(offsets.common_order, common.data(), common.size() * sizeof(int32_t));
     };
     order(plan_.gate, offsets_.gate, desc_.scheme.gate.weights);
     if (!plan_.paired) order(plan_.up, offsets_.up, desc_.scheme.up.weights);
     order(plan_.down, offsets_.down, desc_.scheme.down.weights);
-    return ToStatus(error, "copy of weights");
+    return status;
   }
 
   const MoeDesc& desc_;
@@ -213,6 +213,7 @@ absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc,
     absl::StatusOr<DeviceBuffer> arena = Loader(desc, plan).Load(reader, pool);
     // What only the bytes of the weights tell: act-order's groups may have any sizes.
     if (absl::IsUnimplemented(arena.status()) && !uneven) continue;
+    if (absl::IsUnavailable(arena.status()) && device->Health().ok()) return arena.status();  // of the reader, not of the device
     if (!arena.ok()) return device->Report(arena.status());
     return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator));
   }

@@ -6,9 +6,17 @@ namespace moed::cuda {
 
 absl::Status ToStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();  // told here, so that no later launch of the thread takes it for its own; one that ended the device stays
   const std::string text = absl::StrCat(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
   if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(text);
   return absl::UnavailableError(text);
+}
+
+absl::Status CopyToDevice(void* to, const void* from, size_t bytes, const char* what) {
+  if (bytes == 0) return absl::OkStatus();
+  cudaError_t error = cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
+  return ToStatus(error, what);
 }
 
 absl::Status DeviceBuffer::Allocate(size_t bytes, const char* what) {

@@ -17,6 +17,10 @@ namespace moed::cuda {
 // one argument the device takes no more work. `what` was tried ("copy of the hidden states").
 absl::Status ToStatus(cudaError_t error, const char* what);
 
+// Copies host memory of any kind to the device; complete when it returns, for every stream. A plain cudaMemcpy from pageable memory
+// returns when the bytes are staged, and the streams of lanes do not wait for it.
+absl::Status CopyToDevice(void* to, const void* from, size_t bytes, const char* what);
+
 // Memory of the current device, freed with the object.
 class DeviceBuffer {
  public:

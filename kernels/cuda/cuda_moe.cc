@@ -53,6 +53,7 @@ MatrixArgs CudaMoe::MatrixOf(const PackedShape& shape, const MatrixOffsets& offs
 
 absl::Status CudaMoe::Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const {
   absl::Status status = ValidateBatch(desc_, batch, out);
+  if (status.ok()) status = CheckPlaces(batch.x, out, batch.top_k);
   if (!status.ok() || batch.x.rows == 0) return status;
   if (context.lane == nullptr) return absl::FailedPreconditionError("a layer on the GPU needs a lane of its accelerator");
   CallInput input;
@@ -65,6 +66,7 @@ absl::Status CudaMoe::Run(const MoeBatch& batch, MutableTensorView out, ExecCont
 
 absl::Status CudaMoe::RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const {
   absl::Status status = ValidateBatchedExperts(desc_, batch, out);
+  if (status.ok()) status = CheckPlaces(batch.x, out, 1);
   if (!status.ok() || std::all_of(batch.counts.begin(), batch.counts.end(), [](int32_t count) { return count == 0; })) return status;
   if (context.lane == nullptr) return absl::FailedPreconditionError("a layer on the GPU needs a lane of its accelerator");
   CallInput input;

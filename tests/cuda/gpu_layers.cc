@@ -39,11 +39,13 @@ Lane& GpuLane() {
   return *lane;
 }
 
-void PoisonLane(size_t bytes) {
-  auto& lane = static_cast<cuda::CudaLane&>(GpuLane());
-  absl::StatusOr<std::byte*> workspace = lane.Workspace(bytes);
+void PoisonLane(size_t bytes) { PoisonLane(GpuLane(), bytes); }
+
+void PoisonLane(Lane& lane, size_t bytes) {
+  auto& cuda_lane = static_cast<cuda::CudaLane&>(lane);
+  absl::StatusOr<std::byte*> workspace = cuda_lane.Workspace(bytes);
   REQUIRE(workspace.ok());
-  REQUIRE(cudaMemsetAsync(*workspace, 0xFF, bytes, lane.stream()) == cudaSuccess);
+  REQUIRE(cudaMemsetAsync(*workspace, 0xFF, bytes, cuda_lane.stream()) == cudaSuccess);
 }
 
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype) {

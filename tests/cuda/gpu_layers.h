@@ -16,8 +16,9 @@ namespace moed::testing {
 Accelerator& Gpu();
 Lane& GpuLane();
 
-// Fills the lane's workspace of at least `bytes` with 0xFF: NaN everywhere, negative everywhere.
+// Fills GpuLane()'s, or another lane's, workspace of at least `bytes` with 0xFF: NaN everywhere, negative everywhere.
 void PoisonLane(size_t bytes);
+void PoisonLane(Lane& lane, size_t bytes);
 
 // `batch` through `moe` on GpuLane() with poisoned workspace and output, as float32.
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype);

@@ -10,14 +10,9 @@
 #include <span>
 #include <vector>
 
-namespace moed::testing {
+#include "tests/cuda/gpu.h"
 
-inline bool HaveGpu() {
-  int count = 0;
-  const bool have = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-  cudaGetLastError();  // "no device" is an answer here, not an error of a later call
-  return have;
-}
+namespace moed::testing {
 
 // `count` elements that start `offset` bytes behind an address aligned to 256. All bytes are 0xFF until something is written.
 template <class T>

@@ -1,0 +1,276 @@
+// Several lanes at once, tensors in every place, and ops that callers enqueue themselves: all bitwise what one lane gives alone.
+#include <catch2/catch.hpp>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "kernels/cuda/cuda_backends.h"
+#include "kernels/cuda/device_op.h"
+#include "tests/cuda/gpu.h"
+#include "tests/cuda/gpu_layers.h"
+#include "tests/cuda/router_device.h"
+#include "tests/cuda/whole_layers.h"
+#include "tests/support/cpu_layers.h"
+#include "tests/support/schemes.h"
+#include "tests/support/skip.h"
+
+namespace moed {
+namespace {
+
+using testing::DeviceArray;
+using testing::Gpu;
+using testing::GpuLane;
+using testing::HaveGpu;
+using testing::LayerInput;
+using testing::LayerRun;
+using testing::LayerSpec;
+using testing::RandomBatch;
+using testing::RunWhole;
+using testing::Skip;
+using testing::WholeLayer;
+
+constexpr RoutingKind kKinds[] = {RoutingKind::kIds, RoutingKind::kLogits, RoutingKind::kGate};
+
+std::unique_ptr<Lane> NewLane() {
+  auto lane = Gpu().NewLane();
+  REQUIRE(lane.ok());
+  return *std::move(lane);
+}
+
+LayerSpec FullSpec(int64_t intermediate) {
+  LayerSpec spec;
+  spec.intermediate = intermediate;
+  spec.rule.normalize = RouterRule::Normalize::kSum;
+  spec.shared = spec.shared_gate = true;
+  return spec;
+}
+
+// A call and what it gives when nothing else runs.
+struct KnownCall {
+  const WholeLayer* layer;
+  RoutingKind kind;
+  LayerInput input;
+  LayerRun alone;
+};
+
+std::vector<KnownCall> KnownCalls(const std::vector<const WholeLayer*>& layers) {
+  std::vector<KnownCall> calls;
+  uint64_t seed = 4000;
+  for (int64_t rows : {1, 3, 17, 64, 200, 600}) {
+    for (RoutingKind kind : kKinds) {
+      for (const WholeLayer* layer : layers) {
+        calls.push_back({layer, kind, layer->Input(rows, DType::kBf16, ++seed), {}});
+        calls.back().alone = RunWhole(layer->device(), calls.back().input.Call(kind), DType::kBf16, GpuLane());
+        REQUIRE(calls.back().alone.status.ok());
+      }
+    }
+  }
+  return calls;
+}
+
+// Runs `count` of the calls, starting with the `first`; how many were not as they are alone. For any thread: asserts nothing.
+int Differing(const std::vector<KnownCall>& calls, size_t first, int count, Lane& lane) {
+  int differing = 0;
+  for (int i = 0; i < count; ++i) {
+    const KnownCall& known = calls[(first + static_cast<size_t>(i) * 7) % calls.size()];
+    DeviceCall call = known.input.Call(known.kind);
+    std::vector<uint8_t> out(known.alone.bytes.size(), 0xFF);
+    std::vector<int32_t> ids;
+    std::vector<float> weights;
+    call.used_ids = &ids, call.used_weights = &weights;
+    const MutableTensorView view = {out.data(), DType::kBf16, call.x.rows, call.x.cols};
+    const absl::Status status = known.layer->device().Forward(call, view, lane, &testing::Pool());
+    differing += !status.ok() || out != known.alone.bytes || ids != known.alone.ids || weights != known.alone.weights;
+  }
+  return differing;
+}
+
+// A tensor's bytes in a place, and back.
+class Placed {
+ public:
+  enum class Where { kPageable, kPinned, kDevice, kDeviceOdd };
+
+  Placed(Where where, std::span<const uint8_t> bytes, size_t odd) : where_(where), host_(bytes.begin(), bytes.end()) {
+    if (where == Where::kDevice || where == Where::kDeviceOdd) {
+      device_ = std::make_unique<testing::DeviceBytes>(bytes, where == Where::kDeviceOdd ? odd : 0);
+    } else if (where == Where::kPinned) {
+      auto pinned = Gpu().AllocatePinned(bytes.size());
+      REQUIRE(pinned.ok());
+      pinned_ = *std::move(pinned);
+      REQUIRE(pinned_->bytes().size() == bytes.size());
+      std::memcpy(pinned_->bytes().data(), bytes.data(), bytes.size());
+    }
+  }
+  void* data() {
+    if (device_ != nullptr) return device_->data();
+    return pinned_ != nullptr ? static_cast<void*>(pinned_->bytes().data()) : host_.data();
+  }
+  Place place() const { return device_ != nullptr ? Place::kDevice : Place::kHost; }
+  std::vector<uint8_t> Read() {
+    if (device_ != nullptr) return device_->Read();
+    const auto* at = static_cast<const uint8_t*>(data());
+    return {at, at + host_.size()};
+  }
+
+ private:
+  const Where where_;
+  std::vector<uint8_t> host_;
+  std::unique_ptr<testing::DeviceBytes> device_;
+  std::unique_ptr<PinnedBuffer> pinned_;
+};
+
+constexpr Placed::Where kWheres[] = {Placed::Where::kPageable, Placed::Where::kPinned, Placed::Where::kDevice,
+                                     Placed::Where::kDeviceOdd};
+
+}  // namespace
+
+TEST_CASE("cuda lanes: two and four at once, on one layer and on several, give the bits of one alone") {
+  if (!HaveGpu()) return Skip("no GPU");
+  const WholeLayer first(FullSpec(80), 4001), second(FullSpec(144), 4002);
+  const std::vector<KnownCall> one = KnownCalls({&first}), both = KnownCalls({&first, &second});
+  for (const std::vector<KnownCall>* calls : {&one, &both}) {
+    for (size_t threads : {2, 4}) {
+      for (bool warm : {false, true}) {
+        std::vector<std::unique_ptr<Lane>> lanes;
+        std::vector<std::thread> running;
+        std::vector<int> differing(threads, -1);
+        for (size_t t = 0; t < threads; ++t) lanes.push_back(NewLane());
+        for (size_t t = 0; t < threads; ++t) {
+          running.emplace_back([&, t] {
+            // Captures of one lane go on beside calls, allocations and captures of the others.
+            const bool ready = !warm || (first.device().WarmUp(*lanes[t]).ok() && second.device().WarmUp(*lanes[t]).ok());
+            differing[t] = ready ? Differing(*calls, t * 5, 200, *lanes[t]) : -2;
+          });
+        }
+        for (std::thread& thread : running) thread.join();
+        for (size_t t = 0; t < threads; ++t) {
+          INFO("thread " << t << " of " << threads);
+          CHECK(differing[t] == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda lanes: layers may be loaded, lanes made and dropped while others run") {
+  if (!HaveGpu()) return Skip("no GPU");
+  const WholeLayer layer(FullSpec(80), 4101);
+  const std::vector<KnownCall> calls = KnownCalls({&layer});
+  const std::unique_ptr<Lane> lane = NewLane();
+  std::atomic<bool> stop = false;
+  std::atomic<int> differing = 0, rounds = 0;
+  std::thread running([&] {
+    for (; !stop; ++rounds) differing += Differing(calls, static_cast<size_t>(rounds.load()), 20, *lane);
+  });
+  for (int round = 0; round < 5; ++round) {
+    const WholeLayer other(FullSpec(144), 4102);
+    const std::unique_ptr<Lane> its = NewLane();
+    CHECK(other.device().WarmUp(*its).ok());
+    const LayerInput input = other.Input(33, DType::kF32, 4103);
+    const LayerRun run = RunWhole(other.device(), input.Call(RoutingKind::kGate), DType::kF32, *its);
+    other.Check(input, RoutingKind::kGate, run, DType::kF32);
+    CHECK(Gpu().Health().ok());
+  }
+  stop = true;
+  running.join();
+  CHECK(rounds > 0);
+  CHECK(differing == 0);
+}
+
+TEST_CASE("cuda lanes: x and out may lie in pageable, pinned and device memory, aligned or not", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  // 64 inputs: a whole block, so that aligned bf16 rows are used in place.
+  LayerSpec spec = FullSpec(80);
+  spec.hidden = 64;
+  const WholeLayer layer(spec, 4201);
+  uint64_t seed = 4202;
+  for (DType dtype : {DType::kBf16, DType::kF32}) {
+    for (RoutingKind kind : kKinds) {
+      const LayerInput input = layer.Input(21, dtype, ++seed);
+      const LayerRun want = RunWhole(layer.device(), input.Call(kind), dtype, GpuLane());
+      layer.Check(input, kind, want, dtype);
+      for (Placed::Where x_where : kWheres) {
+        for (Placed::Where out_where : kWheres) {
+          Placed x(x_where, input.batch.x, DTypeBytes(dtype));
+          Placed out(out_where, std::vector<uint8_t>(want.bytes.size(), 0xFF), DTypeBytes(dtype));
+          DeviceCall call = input.Call(kind);
+          call.x.data = x.data();
+          call.x.place = x.place();
+          testing::PoisonLane(size_t{16} << 20);
+          const absl::Status status = layer.device().Forward(call, {out.data(), dtype, 21, 64, out.place()}, GpuLane(), nullptr);
+          INFO(static_cast<int>(x_where) << " to " << static_cast<int>(out_where) << ": " << status);
+          CHECK(status.ok());
+          CHECK(out.Read() == want.bytes);
+          CHECK(x.Read() == input.batch.x);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda lanes: asking for the device's health leaves no error behind for the thread's next launch", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  cudaGetLastError();
+  for (int i = 0; i < 200; ++i) {
+    CHECK(Gpu().Health().ok());
+    REQUIRE(cudaPeekAtLastError() == cudaSuccess);
+  }
+}
+
+TEST_CASE("cuda lanes: an op that its caller enqueues or captures gives the bits of Run", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  WeightScheme ordered = testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32});
+  ordered.act_order = true;
+  LinearScheme quantized;
+  quantized.weights = testing::Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+  quantized.input = testing::Int8(ActivationMode::kDynamic, 1);
+  std::vector<QuantScheme> schemes = {UniformScheme(quantized)};
+  for (const WeightScheme& weights : {testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), ordered,
+                                      testing::Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+    LinearScheme linear;
+    linear.weights = weights;
+    schemes.push_back(UniformScheme(linear));
+  }
+  uint64_t seed = 4300;
+  for (const QuantScheme& scheme : schemes) {
+    MoeDesc desc = testing::MakeDesc(5, 2, 128, 96, scheme);
+    desc.max_tokens = 256;
+    const testing::RandomExperts experts(desc, ++seed);
+    const auto moe = cuda::CudaBackends().back()->Prepare(desc, experts, testing::Pool());
+    REQUIRE(moe.ok());
+    const auto& cuda_moe = static_cast<const cuda::CudaMoe&>(**moe);
+    for (DType dtype : {DType::kBf16, DType::kF32, DType::kF16}) {
+      for (int64_t rows : {1, 33, 200}) {
+        RandomBatch batch(desc, rows, 2, dtype, ++seed);
+        batch.ids[1] = -1;
+        const auto want = testing::RunOnGpu(**moe, batch.view(), DType::kF32);
+        REQUIRE(want.ok());
+        const DeviceArray<uint8_t> x(batch.x);
+        const DeviceArray<int32_t> ids(batch.ids);
+        const DeviceArray<float> weights(batch.weights), out(want->size());
+        cuda::DeviceOp op;
+        op.x = x.data(), op.x_dtype = dtype, op.rows = rows, op.top_k = 2;
+        op.ids = ids.data(), op.weights = weights.data(), op.out = out.data(), op.out_dtype = DType::kF32;
+        const DeviceArray<std::byte> workspace(cuda::DeviceOpBytes(cuda_moe, op));
+        cuda::CallBlock block;
+        cuda::LaunchPlan plan;
+        cuda::PlanDeviceOp(cuda_moe, op, workspace.data(), &block, &plan);
+        const DeviceArray<cuda::CallBlock> device_block(std::span<const cuda::CallBlock>(&block, 1));
+        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+        cudaStream_t stream = nullptr;
+        REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cuda::Enqueue(plan, device_block.data(), stream) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+        cudaStreamDestroy(stream);
+        const std::vector<float> got = out.Read(want->size());
+        INFO(rows << " rows of " << DTypeName(dtype));
+        CHECK(std::memcmp(got.data(), want->data(), got.size() * sizeof(float)) == 0);
+        workspace.Read(cuda::DeviceOpBytes(cuda_moe, op));  // nothing behind it was touched
+      }
+    }
+  }
+}
+
+}  // namespace moed
