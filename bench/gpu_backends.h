@@ -47,8 +47,9 @@ struct GpuBackend {
 // In the order of the table.
 std::span<const GpuBackend> GpuBackends();
 
-// The makers.
+// The makers: of cuda_generic, and with Hopper's own products.
 absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream);
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeHopperLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream);
 
 }  // namespace moed::bench
 

@@ -92,9 +92,7 @@ class Filler {
 // What Filler knows nothing of.
 bool HasMore(const PackedShape& shape) { return shape.zero_points || shape.ordered; }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream) {
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream, bool hopper) {
   const cuda::LayerPlan plan = cuda::PlanOf(desc);
   if (HasMore(plan.gate) || HasMore(plan.up) || HasMore(plan.down) || plan.gate_x.stored || plan.up_x.stored ||
       plan.down_h.stored) {
@@ -112,7 +110,17 @@ absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const MoeDesc& desc, 
   if (!status.ok()) return status;
   // No accelerator: it is asked for by calls with lanes only.
   return std::unique_ptr<GpuLayer>(
-      std::make_unique<GenericLayer>(std::make_unique<cuda::CudaMoe>(desc, plan, std::move(arena), nullptr)));
+      std::make_unique<GenericLayer>(std::make_unique<cuda::CudaMoe>(desc, plan, std::move(arena), nullptr, hopper)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream) {
+  return MakeLayer(desc, seed, stream, false);
+}
+
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeHopperLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream) {
+  return MakeLayer(desc, seed, stream, true);
 }
 
 }  // namespace moed::bench

@@ -12,7 +12,9 @@ inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
-// The most of them for rows of several terms.
+// The same on Hopper's own products.
+inline constexpr int kHopperTileRowChoices[] = {32, 64, 128};
+// The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 
 }  // namespace moed::cuda

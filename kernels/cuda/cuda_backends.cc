@@ -1,5 +1,7 @@
 #include "kernels/cuda/cuda_backends.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/activation_quant.h"
 #include "kernels/cuda/architectures.h"
@@ -28,15 +30,25 @@ void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
   }
 }
 
-class CudaGeneric : public Backend {
+// What separates the backends of this family.
+struct Variant {
+  std::string name;
+  std::string description;
+  bool hopper;  // has products of its own for 16-bit activations; else every scheme runs
+};
+
+class CudaBackend : public Backend {
  public:
-  std::string Name() const override { return "cuda_generic"; }
-  std::string Description() const override { return "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums"; }
+  explicit CudaBackend(Variant variant) : variant_(std::move(variant)) {}
+
+  std::string Name() const override { return variant_.name; }
+  std::string Description() const override { return variant_.description; }
   bool OnGpu() const override { return true; }
 
   Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const override {
     Verdict verdict;
     CheckGpu(device, &verdict.reasons);
+    if (variant_.hopper) CheckHopper(desc, device, &verdict.reasons);
     const std::pair<const char*, const ActivationScheme*> inputs[] = {
         {"gate", &desc.scheme.gate.input}, {"up", &desc.scheme.up.input}, {"down", &desc.scheme.down.input}};
     for (const auto& [projection, input] : inputs) {
@@ -62,7 +74,7 @@ class CudaGeneric : public Backend {
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
                                                        WorkerPool& pool) const override {
-    return PrepareOnGpu(desc, reader, pool);
+    return PrepareOnGpu(desc, reader, pool, variant_.hopper);
   }
 
  private:
@@ -72,13 +84,33 @@ class CudaGeneric : public Backend {
     verdict->reasons.push_back(
         {"memory", absl::StrCat("the layer needs ", bytes, " bytes of GPU memory, ", device.gpu_free_bytes, " are free")});
   }
+
+  static void CheckHopper(const MoeDesc& desc, const DeviceInfo& device, std::vector<Reason>* reasons) {
+    if (device.has_gpu && (device.cuda_major != 9 || device.cuda_minor != 0)) {
+      reasons->push_back({"gpu_unsupported", absl::StrCat("its instructions want compute capability 9.0, the GPU has ", device.cuda_major, ".",
+                                                          device.cuda_minor)});
+    }
+    if (!FitsHopper(desc.scheme)) {
+      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want int4, int8, FP8, FP4 or bf16 weights with activations that are "
+                                                             "not quantized, got ", Describe(desc.scheme))});
+    }
+    if (desc.deterministic) {
+      reasons->push_back({"not_deterministic", "small and large calls run different products, whose last bits differ"});
+    }
+  }
+
+  const Variant variant_;
 };
 
 }  // namespace
 
 std::vector<const Backend*> CudaBackends() {
-  static const CudaGeneric* const generic = new CudaGeneric;
-  return {generic};
+  static const std::vector<const Backend*>* const backends = new std::vector<const Backend*>{
+      new CudaBackend({"cuda_wna16", "16-bit activations on Hopper: weights decoded into wgmma's registers where an expert has 12 rows or more, "
+                                     "else as cuda_generic", true}),
+      new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", false}),
+  };
+  return *backends;
 }
 
 }  // namespace moed::cuda

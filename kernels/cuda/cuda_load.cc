@@ -204,7 +204,7 @@ class Loader {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool,
-                                                            Accelerator* accelerator) {
+                                                            Accelerator* accelerator, bool hopper) {
   CudaDevice* const device = static_cast<CudaDevice*>(accelerator);
   absl::Status failure = device->failure();
   if (!failure.ok()) return failure;
@@ -215,7 +215,7 @@ absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc,
     if (absl::IsUnimplemented(arena.status()) && !uneven) continue;
     if (absl::IsUnavailable(arena.status()) && device->Health().ok()) return arena.status();  // of the reader, not of the device
     if (!arena.ok()) return device->Report(arena.status());
-    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator));
+    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper));
   }
   return absl::InternalError("act-order: the groups fit no layout");
 }

@@ -19,7 +19,8 @@ namespace moed::cuda {
 class CudaMoe : public PreparedMoe {
  public:
   // Takes over packed weights: `arena` as OffsetsOf(plan, E) says.
-  CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator);
+  // `hopper`: with Hopper's own products where a call has the rows for them.
+  CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator, bool hopper);
 
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override;
   absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const override;
@@ -31,6 +32,7 @@ class CudaMoe : public PreparedMoe {
 
   const MoeDesc& desc() const { return desc_; }
   const LayerPlan& plan() const { return plan_; }
+  bool hopper() const { return hopper_; }
 
   // The packed matrices and each expert's stored input scales, as kernels read them.
   MatrixArgs gate() const { return MatrixOf(plan_.gate, offsets_.gate, desc_.scheme.gate.weights); }
@@ -49,12 +51,13 @@ class CudaMoe : public PreparedMoe {
   const LayerOffsets offsets_;
   const DeviceBuffer arena_;
   Accelerator* const accelerator_;
+  const bool hopper_;
 };
 
 // Reads all experts, packs them with `pool`, and streams them into GPU memory through a ring of pinned buffers.
 // RESOURCE_EXHAUSTED names the bytes that are needed and free; other errors as Backend::Prepare.
 absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool,
-                                                            Accelerator* accelerator);
+                                                            Accelerator* accelerator, bool hopper);
 
 }  // namespace moed::cuda
 

@@ -1,4 +1,4 @@
-// The product's launcher for each kind of codes, one source file each.
+// The products' launchers for each kind of codes, one source file each.
 #ifndef MOED_KERNELS_CUDA_GEMM_KINDS_H_
 #define MOED_KERNELS_CUDA_GEMM_KINDS_H_
 
@@ -8,6 +8,8 @@ namespace moed::cuda {
 
 using GemmLauncher = cudaError_t(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
 GemmLauncher LaunchGemmInt4, LaunchGemmFp4, LaunchGemmInt8, LaunchGemmFp8, LaunchGemmBf16, LaunchGemmF16, LaunchGemmF32;
+// On Hopper alone.
+GemmLauncher LaunchHopperInt4, LaunchHopperFp4, LaunchHopperInt8, LaunchHopperFp8, LaunchHopperBf16;
 
 }  // namespace moed::cuda
 

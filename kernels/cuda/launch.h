@@ -24,7 +24,8 @@ cudaError_t LaunchStage(const StageArgs* args, const SortArgs* sort, int32_t cap
 // A product of all tiles with all row tiles of the weights. `terms`: Operand::terms, which fixes the shared memory.
 struct GemmLaunch {
   Codes codes = Codes::kBf16;
-  int32_t tokens = 8;      // of kTileRowChoices; SortArgs::tile_rows
+  bool hopper = false;     // hopper-inl.cuh: wgmma, for rows of one term without scales; else gemm-inl.cuh
+  int32_t tokens = 8;      // of kTileRowChoices or kHopperTileRowChoices; SortArgs::tile_rows
   int32_t terms = 1;
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;

@@ -37,7 +37,25 @@ void AddPart(const PartLaunch& plan, PartArgs* args, Sequence* sequence) {
 
 }  // namespace
 
+namespace {
+
+cudaError_t LaunchHopper(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.codes) {
+    case Codes::kInt4: return LaunchHopperInt4(launch, args, sort, stream);
+    case Codes::kFp4: return LaunchHopperFp4(launch, args, sort, stream);
+    case Codes::kInt8: return LaunchHopperInt8(launch, args, sort, stream);
+    case Codes::kFp8: return LaunchHopperFp8(launch, args, sort, stream);
+    case Codes::kBf16: return LaunchHopperBf16(launch, args, sort, stream);
+    case Codes::kF16:
+    case Codes::kF32: break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if (launch.hopper) return LaunchHopper(launch, args, sort, stream);
   switch (launch.codes) {
     case Codes::kInt4: return LaunchGemmInt4(launch, args, sort, stream);
     case Codes::kFp4: return LaunchGemmFp4(launch, args, sort, stream);

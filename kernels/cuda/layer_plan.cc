@@ -100,6 +100,23 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
   return most;
 }
 
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
+  constexpr int64_t kFewest = 12;  // rows of an expert on average
+  if (slots < kFewest * std::min(slots, experts)) return 0;
+  for (const int rows : kHopperTileRowChoices) {
+    if (2 * rows * experts >= 3 * slots) return rows;
+  }
+  return kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
+}
+
+bool FitsHopper(const QuantScheme& scheme) {
+  for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
+    const Codes codes = CodesOf(linear->weights.element);
+    if (linear->input.mode != ActivationMode::kNone || codes == Codes::kF16 || codes == Codes::kF32) return false;
+  }
+  return true;
+}
+
 PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin) {
   Cursor cursor(begin);
   const auto take = [&](int64_t count, size_t bytes) { return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes); };

@@ -26,6 +26,11 @@ class PartFiller {
     FillAbsMax(args, launch);
     const bool terms = args->gate.x.terms > 1 || args->down.x.terms > 1 || (!plan_.paired && args->up.x.terms > 1);
     args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
+    if (moe_.hopper() && !terms) {
+      const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts);
+      hopper_ = rows > 0;
+      if (hopper_) args->sort.tile_rows = rows;
+    }
     launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
     if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
     launch->down = LaunchOf(plan_.down, args->down, args->sort);
@@ -179,6 +184,7 @@ class PartFiller {
   GemmLaunch LaunchOf(const PackedShape& shape, const GemmArgs& args, const SortArgs& sort) const {
     GemmLaunch launch;
     launch.codes = shape.codes;
+    launch.hopper = hopper_;
     launch.tokens = sort.tile_rows;
     launch.terms = args.x.terms;
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
@@ -192,6 +198,7 @@ class PartFiller {
   const PartInput& input_;
   const PartWorkspace& w_;
   std::byte* const base_;
+  bool hopper_ = false;  // the products are Hopper's own
 };
 
 }  // namespace

@@ -9,8 +9,9 @@
 
 namespace moed::cuda {
 
-// Backend::Prepare on the process's GPU. NOT_FOUND where there is none.
-absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool);
+// Backend::Prepare on the process's GPU; `hopper`: with Hopper's own products. NOT_FOUND where there is none.
+absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool,
+                                                          bool hopper);
 
 }  // namespace moed::cuda
 

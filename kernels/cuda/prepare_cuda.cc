@@ -12,10 +12,11 @@ absl::StatusOr<Accelerator*> TheAccelerator() {
   return static_cast<Accelerator*>((*device)->get());
 }
 
-absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool) {
+absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc& desc, const ExpertReader& reader, WorkerPool& pool,
+                                                          bool hopper) {
   absl::StatusOr<Accelerator*> accelerator = TheAccelerator();
   if (!accelerator.ok()) return accelerator.status();
-  return PrepareCudaMoe(desc, reader, pool, *accelerator);
+  return PrepareCudaMoe(desc, reader, pool, *accelerator, hopper);
 }
 
 }  // namespace moed::cuda

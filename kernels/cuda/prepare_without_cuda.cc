@@ -6,7 +6,7 @@ namespace moed::cuda {
 
 absl::StatusOr<Accelerator*> TheAccelerator() { return absl::NotFoundError("moed was built without CUDA"); }
 
-absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc&, const ExpertReader&, WorkerPool&) {
+absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareOnGpu(const MoeDesc&, const ExpertReader&, WorkerPool&, bool) {
   return absl::NotFoundError("moed was built without CUDA");
 }
 

@@ -1,0 +1,414 @@
+// Prefill on Hopper: 16-bit activations times packed weights by wgmma, weights decoded into its register operand.
+//
+// A thread block of three warpgroups owns two row tiles (256 features) and one tile of kTokens rows. The first warpgroup fills a ring in
+// shared memory: rows by cp.async, since they are gathered; weights, scales and zero points by bulk copies, since they are contiguous.
+// Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end in the
+// same thread. While products of a step run, the next step's weights are decoded.
+// A weight is rounded once: (code - zero) times its scale, in bf16. Sums are float32 in the order of the tensor cores, so their last bits
+// differ from those of gemm-inl.cuh; they depend on the row and the weights only.
+//
+// Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes of the
+// bulk copies; `empty` has one arrival of each multiplying warp.
+#ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
+#define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
+
+#include "kernels/activation.h"
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/decode-inl.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/wgmma-inl.cuh"
+
+namespace moed::cuda {
+
+inline constexpr int kHopperTiles = 2;                              // row tiles of a thread block
+inline constexpr int kHopperThreads = (kHopperTiles + 1) * kTileThreads;
+inline constexpr int kProducerRegisters = 56, kMathRegisters = 224;  // of 65536: 128 x 56 + 256 x 224
+inline constexpr int kTilesAtOnce = 8;                              // row tiles of rows that are walked together, for the L2 cache
+
+template <Codes kCodes, int kTokens>
+struct HopperLayout {
+  static constexpr int kRowBytes = kBlockDepth * 2;
+  static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
+  static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
+  static constexpr int kScales = kWeights + kHopperTiles * BlockBytes(kCodes);   // [row tile][slot][128] of at most 4 bytes
+  static constexpr int kScaleBytes = kSteps * kTileRows * 4;
+  static constexpr int kZeros = kScales + kHopperTiles * kScaleBytes;
+  static constexpr int kZeroBytes = kSteps * kTileRows;
+  static constexpr int kStageBytes = (kZeros + kHopperTiles * kZeroBytes + 1023) / 1024 * 1024;
+  static constexpr int kStages = kStageBytes > 40 * 1024 ? 4 : 5;  // at least the producer's lag and two
+  static constexpr int kBytes = kStages * kStageBytes + 1024;       // and what aligning the first takes
+};
+
+// What every thread of the block knows.
+template <Codes kCodes, int kTokens>
+struct HopperTile {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  const GemmArgs& args;
+  Tile tile;
+  int first_row_tile;
+  int row_tiles;      // 1 or 2
+  const int* rows;    // of x, -1 beyond the tile
+  uint32_t ring, full, empty;  // shared addresses; barriers of 8 bytes
+
+  __device__ uint32_t Stage(int stage) const { return ring + stage * Layout::kStageBytes; }
+  __device__ uint32_t Full(int stage) const { return full + stage * 8; }
+  __device__ uint32_t Empty(int stage) const { return empty + stage * 8; }
+};
+
+// --- load ---
+
+template <Codes kCodes, int kTokens>
+class HopperProducer {
+ public:
+  using Layout = HopperLayout<kCodes, kTokens>;
+  static constexpr int kLag = 2;                          // copies of rows under way
+  static constexpr int kPieces = kTokens * 8 / kTileThreads;  // of 16 bytes of a block's rows, for each thread
+
+  __device__ explicit HopperProducer(const HopperTile<kCodes, kTokens>& tile) : t_(tile), w_(tile.args.weights) {
+    const int64_t expert = tile.tile.expert;
+    codes_ = w_.codes + expert * w_.codes_stride;
+    scales_ = w_.groups > 0 ? w_.scales + expert * w_.scales_stride : nullptr;
+    zeros_ = w_.zeros != nullptr ? w_.zeros + expert * w_.zeros_stride : nullptr;
+    step_groups_ = w_.step_groups != nullptr ? w_.step_groups + expert * w_.step_groups_stride : nullptr;
+    scale_bytes_ = w_.scale == ScaleType::kF32 ? 4 : w_.scale == ScaleType::kE8m0 || w_.scale == ScaleType::kE4m3 ? 1 : 2;
+    per_group_ = 1.0f / static_cast<float>(w_.group_steps);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int from = t_.rows[threadIdx.x / 8 + i * (kTileThreads / 8)];
+      valid_ |= (from >= 0 ? 1u : 0u) << i;
+      row_[i] = from < 0 ? 0 : from;
+    }
+  }
+
+  __device__ void Run() {
+    int stage = 0, parity = 1;  // a fresh barrier counts as passed with parity 1
+    int ready = 0;              // stage whose rows arrive next
+    for (int block = 0; block < w_.blocks + kLag; ++block) {
+      if (block < w_.blocks) {
+        WaitBarrier(t_.Empty(stage), parity);
+        if (threadIdx.x == 0) LoadWeights(block, stage);
+        LoadRows(block, stage);
+        stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
+        if (stage == 0) parity ^= 1;
+      }
+      CommitCopies();
+      if (block < kLag) continue;
+      WaitCopies<kLag>();
+      FenceToTensorCores();
+      Arrive(t_.Full(ready));
+      ready = ready + 1 == Layout::kStages ? 0 : ready + 1;
+    }
+  }
+
+ private:
+  __device__ int GroupOf(int step) const {
+    if (step_groups_ != nullptr) return step_groups_[step];
+    return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
+  }
+
+  __device__ void LoadRows(int block, int stage) const {
+    const int piece = threadIdx.x % 8;
+    const int64_t stride = t_.args.x.row_stride;
+    const uint16_t* x = t_.args.x.data + static_cast<int64_t>(block) * kBlockDepth + piece * 8;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int row = threadIdx.x / 8 + i * (kTileThreads / 8);
+      CopyAsync16(t_.Stage(stage) + Layout::kRows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16),
+                  x + row_[i] * stride, (valid_ >> i & 1) != 0);
+    }
+  }
+
+  // Weights of both row tiles, and the scales and zero points of their slots; one thread.
+  __device__ void LoadWeights(int block, int stage) const {
+    const int slots = scales_ != nullptr && w_.groups > 1 ? w_.slots : 0;
+    const uint32_t groups = static_cast<uint32_t>(slots) * kTileRows * (scale_bytes_ + (zeros_ != nullptr ? 1 : 0));
+    const uint32_t zeros_once = zeros_ != nullptr && w_.groups == 1 ? kTileRows : 0;
+    ArriveExpecting(t_.Full(stage), t_.row_tiles * (BlockBytes(kCodes) + groups + zeros_once));
+    for (int i = 0; i < t_.row_tiles; ++i) {
+      const int64_t row_tile = t_.first_row_tile + i;
+      CopyBulk(t_.Stage(stage) + Layout::kWeights + i * BlockBytes(kCodes),
+               codes_ + (row_tile * w_.blocks + block) * static_cast<int64_t>(BlockBytes(kCodes)), BlockBytes(kCodes), t_.Full(stage));
+      if (zeros_once != 0) {
+        CopyBulk(t_.Stage(stage) + Layout::kZeros + i * Layout::kZeroBytes, zeros_ + row_tile * kTileRows, kTileRows, t_.Full(stage));
+      }
+      for (int slot = 0; slot < slots; ++slot) {
+        const int64_t at = (row_tile * w_.groups + GroupOf(block * kSteps + slot * (kSteps / slots))) * kTileRows;
+        CopyBulk(t_.Stage(stage) + Layout::kScales + i * Layout::kScaleBytes + slot * kTileRows * scale_bytes_, scales_ + at * scale_bytes_,
+                 kTileRows * scale_bytes_, t_.Full(stage));
+        if (zeros_ == nullptr) continue;
+        CopyBulk(t_.Stage(stage) + Layout::kZeros + i * Layout::kZeroBytes + slot * kTileRows, zeros_ + at, kTileRows, t_.Full(stage));
+      }
+    }
+  }
+
+  const HopperTile<kCodes, kTokens>& t_;
+  const MatrixArgs& w_;
+  const uint8_t *codes_, *scales_, *zeros_;
+  const int32_t* step_groups_;
+  int scale_bytes_;
+  float per_group_;
+  uint32_t valid_ = 0;
+  int row_[kPieces];  // of x
+};
+
+// --- math ---
+
+// One warpgroup's row tile.
+template <Codes kCodes, int kTokens>
+class HopperMath {
+ public:
+  using Layout = HopperLayout<kCodes, kTokens>;
+
+  __device__ HopperMath(const HopperTile<kCodes, kTokens>& tile, int which)
+      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads) {
+    for (int half = 0; half < 2; ++half) global_[half] = w_.globals[static_cast<int64_t>(tile.tile.expert) * 2 + half];
+  }
+
+  __device__ void Run() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int at = 0; at < kTokens / 2; ++at) sums_[half][at] = 0.0f;
+    }
+    // One group for all inputs scales the sums instead.
+    if (w_.groups <= 1) return RunLoop<0>();
+    if (w_.slots == 1) return RunLoop<1>();
+    if (w_.slots == 2) return RunLoop<2>();
+    RunLoop<4>();
+  }
+
+  __device__ void Store() const {
+    float scale[2][2];
+    LoadLastScales(scale);
+#pragma unroll
+    for (int column = 0; column < kTokens / 8; ++column) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        const int row = column * 8 + thread_ % 4 * 2 + at % 2;
+        if (row >= t_.tile.count) continue;
+        const float first = sums_[0][column * 4 + at] * scale[0][at / 2], other = sums_[1][column * 4 + at] * scale[1][at / 2];
+        StoreOne(t_.tile.begin + row, at / 2 * 8, first, other);
+      }
+    }
+  }
+
+ private:
+  using Scales = uint32_t[2][2];  // bf16 pairs, of the thread's two features of each half
+
+  template <int kSlots>
+  __device__ void RunLoop() {
+    int stage = 0, parity = 0, previous = -1;
+    for (int block = 0; block < w_.blocks; ++block) {
+      WaitBarrier(t_.Full(stage), parity);
+      MultiplyBlock<kSlots>(stage, previous);
+      previous = stage;
+      stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
+      if (stage == 0) parity ^= 1;
+    }
+    WaitProducts<0>();
+  }
+
+  template <int kSlots>
+  __device__ void MultiplyBlock(int stage, int previous) {
+    const uint8_t* base = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(t_.Stage(stage)));
+    const uint8_t* weights = base + Layout::kWeights + which_ * BlockBytes(kCodes) + thread_ * kChunkBytes;
+    const uint8_t* scales = base + Layout::kScales + which_ * Layout::kScaleBytes;
+    const uint8_t* zeros = base + Layout::kZeros + which_ * Layout::kZeroBytes;
+    constexpr int kLast = kSlots == 0 ? kSteps : kSteps / kSlots;  // steps of a slot
+    ChunkReader<kCodes> reader[2];
+    Scales scale;
+    uint32_t zero[2][2] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % kLast == 0) {
+        const int slot = step / kLast;
+        if constexpr (IsInteger(kCodes)) Zeros(zeros + slot * kTileRows, zero);
+        if constexpr (kSlots > 0) LoadScales(scales, slot, scale);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        reader[half].Load(weights, half, step);
+        reader[half].Decode(step, zero[half], operand_[step % 2][half]);
+        if constexpr (kSlots > 0) {
+#pragma unroll
+          for (int reg = 0; reg < 4; ++reg) operand_[step % 2][half][0][reg] = MultiplyPair(operand_[step % 2][half][0][reg], scale[half][reg % 2]);
+        }
+      }
+      const uint64_t b = OperandB(t_.Stage(stage) + Layout::kRows + step * kStepDepth * 2);
+      BeginProducts();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) WarpgroupProduct<kTokens>::Add(sums_[half], operand_[step % 2][half][0], b);
+      CommitProducts();
+      WaitProducts<1>();  // those of the step before: their operand is free, and after the first step their stage
+      if (step == 0 && previous >= 0 && threadIdx.x % 32 == 0) Arrive(t_.Empty(previous));
+    }
+  }
+
+  __device__ int FeatureInTile(int half, int second) const { return half * kHalfRows + thread_ / 32 * 16 + thread_ % 32 / 4 + second * 8; }
+
+  __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        zero[half][second] = ZeroOperand<kCodes>(w_.zeros != nullptr ? zeros[FeatureInTile(half, second)] : w_.zero);
+      }
+    }
+  }
+
+  __device__ float ScaleAt(const uint8_t* scales, int at) const {
+    switch (w_.scale) {
+      case ScaleType::kNone: return 1.0f;
+      case ScaleType::kF32: return reinterpret_cast<const float*>(scales)[at];
+      case ScaleType::kBf16: return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]);
+      case ScaleType::kF16: return __half2float(reinterpret_cast<const __half*>(scales)[at]);
+      case ScaleType::kE8m0: return FastE8m0(scales[at]);
+      case ScaleType::kE4m3: return FastE4m3(scales[at]);
+    }
+    return 1.0f;
+  }
+
+  __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const float scale = global_[half] * ScaleAt(scales, slot * kTileRows + FeatureInTile(half, second));
+        out[half][second] = PackBf16(scale, scale);
+      }
+    }
+  }
+
+  // Of the one group, or 1.
+  __device__ void LoadLastScales(float (&scale)[2][2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        scale[half][second] = 1.0f;
+        if (w_.groups != 1) continue;
+        const uint8_t* scales = w_.scales + t_.tile.expert * w_.scales_stride;
+        scale[half][second] = global_[half] * ScaleAt(scales, (t_.first_row_tile + which_) * kTileRows + FeatureInTile(half, second));
+      }
+    }
+  }
+
+  // --- store ---
+
+  __device__ float Bias(int in_tile) const {
+    if (w_.bias == nullptr) return 0.0f;
+    return w_.bias[t_.tile.expert * w_.bias_stride + static_cast<int64_t>(t_.first_row_tile + which_) * kTileRows + in_tile];
+  }
+
+  __device__ void StoreOne(int64_t sorted, int second, float first, float other) const {
+    const int64_t row_tile = t_.first_row_tile + which_;
+    const int in_half = FeatureInTile(0, 0) + second;
+    const float sum[2] = {first + Bias(in_half), other + Bias(kHalfRows + in_half)};
+    const GemmArgs& args = t_.args;
+    if (args.epilogue == Epilogue::kGateUp) return StoreH(sorted, row_tile * kHalfRows + in_half, sum[0], sum[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t feature = row_tile * kTileRows + half * kHalfRows + in_half;
+      if (args.epilogue == Epilogue::kUp) {
+        if (feature < args.gate_stride) StoreH(sorted, feature, args.gate_in[sorted * args.gate_stride + feature], sum[half]);
+      } else if (feature < args.out_stride) {
+        args.out[sorted * args.out_stride + feature] = sum[half];
+      }
+    }
+  }
+
+  __device__ void StoreH(int64_t sorted, int64_t feature, float gate, float up) const {
+    if (feature >= t_.args.out_stride) return;
+    const float h = feature < w_.rows ? Activate<float>(t_.args.activation, gate, up) : 0.0f;
+    if (t_.args.out != nullptr) {
+      t_.args.out[sorted * t_.args.out_stride + feature] = h;
+    } else {
+      t_.args.out_bf16[sorted * t_.args.out_stride + feature] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
+    }
+  }
+
+  const HopperTile<kCodes, kTokens>& t_;
+  const MatrixArgs& w_;
+  const int which_, thread_;
+  float global_[2];
+  Fragment<kCodes> operand_[2][2];  // [step mod 2][half]
+  float sums_[2][kTokens / 2];
+};
+
+// Which tile of rows and which row tiles a thread block works on: kTilesAtOnce tiles of rows are walked together over all row tiles, so
+// that weights and rows stay in the L2 cache.
+__device__ inline void FindHopperWork(int tiles, int row_pairs, int* tile, int* row_pair) {
+  const int work = blockIdx.x, band = kTilesAtOnce * row_pairs;
+  const int first = work / band * kTilesAtOnce, in_band = work % band;
+  const int width = min(kTilesAtOnce, tiles - first);
+  *tile = first + in_band % width;
+  *row_pair = in_band / width;
+}
+
+template <Codes kCodes, int kTokens>
+__global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* args, const SortArgs* sort) {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  extern __shared__ __align__(1024) uint8_t ring[];
+  __shared__ uint64_t words[sizeof(GemmArgs) / 8];
+  __shared__ __align__(8) uint64_t barriers[2 * Layout::kStages];
+  __shared__ int rows[kTokens];
+  const int tiles = sort->totals[1], row_tiles = args->weights.row_tiles;
+  const int row_pairs = (row_tiles + kHopperTiles - 1) / kHopperTiles;
+  if (static_cast<int>(blockIdx.x) >= tiles * row_pairs) return;
+  int at, row_pair;
+  FindHopperWork(tiles, row_pairs, &at, &row_pair);
+  const Tile tile = sort->tiles[at];
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(GemmArgs) / 8); i += kHopperThreads) words[i] = reinterpret_cast<const uint64_t*>(args)[i];
+  if (threadIdx.x < kTokens) {
+    const int sorted = tile.begin + threadIdx.x;
+    rows[threadIdx.x] = static_cast<int>(threadIdx.x) >= tile.count ? -1 : args->x.by_sorted_row ? sorted : sort->source[sorted];
+  }
+  const uint32_t start = (SharedAddress(ring) + 1023) / 1024 * 1024, full = SharedAddress(barriers), empty = full + Layout::kStages * 8;
+  const int math_tiles = min(kHopperTiles, row_tiles - row_pair * kHopperTiles);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Layout::kStages; ++stage) {
+      InitBarrier(full + stage * 8, kTileThreads + 1);
+      InitBarrier(empty + stage * 8, math_tiles * 4);
+    }
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  const HopperTile<kCodes, kTokens> work = {*reinterpret_cast<const GemmArgs*>(words), tile, row_pair * kHopperTiles, math_tiles, rows, start, full, empty};
+  if (threadIdx.x < kTileThreads) {
+    FewerRegisters<kProducerRegisters>();
+    HopperProducer<kCodes, kTokens>(work).Run();
+  } else {
+    MoreRegisters<kMathRegisters>();
+    const int which = threadIdx.x / kTileThreads - 1;
+    if (which < math_tiles) {
+      HopperMath<kCodes, kTokens> math(work, which);
+      math.Run();
+      math.Store();
+    }
+  }
+}
+
+template <Codes kCodes, int kTokens>
+cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  const cudaError_t error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
+  if (error != cudaSuccess) return error;
+  const int row_pairs = (launch.row_tiles + kHopperTiles - 1) / kHopperTiles;
+  HopperGemm<kCodes, kTokens><<<launch.tiles * row_pairs, kHopperThreads, Layout::kBytes, stream>>>(args, sort);
+  return cudaGetLastError();
+}
+
+// Every number of rows of one kind of codes.
+template <Codes kCodes>
+cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.tokens) {
+    case 32: return LaunchHopperTiles<kCodes, 32>(launch, args, sort, stream);
+    case 64: return LaunchHopperTiles<kCodes, 64>(launch, args, sort, stream);
+    case 128: return LaunchHopperTiles<kCodes, 128>(launch, args, sort, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_HOPPER_INL_CUH_

@@ -1,0 +1,143 @@
+// cuda_wna16 against the judge on the GPU: 16-bit activations by wgmma, with every kind of codes, group and size of tile, and where a call
+// falls back on the products of cuda_generic.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cuda/cuda_backends.h"
+#include "tests/cuda/gpu.h"
+#include "tests/cuda/gpu_layers.h"
+#include "tests/support/cpu_layers.h"
+#include "tests/support/skip.h"
+
+namespace moed {
+namespace {
+
+using testing::HaveGpu;
+using testing::JudgedLayer;
+using testing::MakeDesc;
+using testing::RandomBatch;
+using testing::RunOnGpu;
+using testing::Skip;
+using testing::Weights;
+
+constexpr double kBound = 0.01;
+
+const Backend& Wna16() { return *cuda::CudaBackends().front(); }
+
+MoeDesc Desc(int experts, int top_k, int64_t hidden, int64_t intermediate, const WeightScheme& weights) {
+  LinearScheme linear;
+  linear.weights = weights;
+  MoeDesc desc = MakeDesc(experts, top_k, hidden, intermediate, UniformScheme(linear));
+  desc.max_tokens = 2048;
+  return desc;
+}
+
+std::vector<WeightScheme> Schemes() {
+  std::vector<WeightScheme> all;
+  for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
+    for (GroupShape group : {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{1, 24}}) {
+      for (bool zero_points : {false, true}) all.push_back(Weights(element, ScaleType::kF16, group, zero_points));
+    }
+    all.push_back(Weights(element, ScaleType::kBf16, {1, 32}));
+    all.back().act_order = true;
+  }
+  all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {128, 128}));
+  all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 0}));
+  all.push_back(Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}));
+  all.push_back(Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16}));
+  all.back().global_scale = GlobalScale::kMultiplier;
+  all.push_back(Weights(ElementType::kBf16, ScaleType::kNone, {}));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("cuda_wna16: every scheme agrees with the judge at every number of rows") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5000;
+  for (const WeightScheme& scheme : Schemes()) {
+    const JudgedLayer layer(Desc(3, 2, 192, 320, scheme), ++seed, Wna16());
+    for (int64_t rows : {0, 1, 7, 17, 18, 31, 33, 48, 64, 96, 127, 129, 300, 1000, 2048}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+    for (int64_t rows : {1, 100}) layer.Compare(rows, DType::kF32, 2e-5, seed + 2);
+    layer.Compare(200, DType::kF16, kBound, seed + 3);
+  }
+}
+
+TEST_CASE("cuda_wna16: odd shapes agree with the judge") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5200;
+  for (const auto& [hidden, intermediate] : {std::pair<int64_t, int64_t>{704, 1344}, {1344, 176}, {2880, 320}, {320, 2880}}) {
+    for (const WeightScheme& scheme : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}),
+                                       Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+      MoeDesc desc = Desc(4, 2, hidden, intermediate, scheme);
+      desc.biases = true;
+      const JudgedLayer layer(desc, ++seed, Wna16());
+      for (int64_t rows : {33, 128, 300}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: activations, biases and batched experts", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  MoeDesc desc = Desc(3, 2, 128, 192, Weights(ElementType::kInt4, ScaleType::kF16, {1, 64}));
+  desc.activation.kind = Activation::Kind::kSwigluOai;
+  desc.activation.clamped = desc.biases = true;
+  desc.activation.limit = 0.8f;
+  desc.max_tokens_per_expert = 200;
+  const JudgedLayer layer(desc, 5300, Wna16());
+  layer.Compare(150, DType::kBf16, kBound, 5301);
+  const RandomBatch batch(desc, 120, 2, DType::kBf16, 5302);
+  const auto run = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+  REQUIRE(run.ok());
+  testing::CompareBatched(layer.moe(), desc, batch, *run, &testing::GpuLane());
+}
+
+TEST_CASE("cuda_wna16: repeats are bitwise equal, equal rows too, and NaN stays in its row") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5400;
+  for (const WeightScheme& scheme : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+    const JudgedLayer layer(Desc(4, 2, 320, 192, scheme), ++seed, Wna16());
+    RandomBatch batch(layer.desc(), 400, 2, DType::kBf16, seed);
+    const size_t row_bytes = 320 * sizeof(uint16_t);
+    std::memcpy(batch.x.data() + 399 * row_bytes, batch.x.data(), row_bytes);
+    std::copy_n(batch.ids.begin(), 2, batch.ids.end() - 2);
+    std::copy_n(batch.weights.begin(), 2, batch.weights.end() - 2);
+    const auto first = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+    REQUIRE(first.ok());
+    CHECK(std::memcmp(first->data(), first->data() + 399 * 320, 320 * sizeof(float)) == 0);
+    for (int repeat = 0; repeat < 50; ++repeat) CHECK(*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first);
+    reinterpret_cast<uint16_t*>(batch.x.data())[7 * 320 + 3] = 0x7FC0;
+    const auto dirty = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+    REQUIRE(dirty.ok());
+    for (int64_t row = 0; row < 400; ++row) {
+      CHECK((std::memcmp(first->data() + row * 320, dirty->data() + row * 320, 320 * sizeof(float)) == 0) == (row != 7));
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weights, deterministic layers, other GPUs") {
+  DeviceInfo hopper, ampere;
+  hopper.has_gpu = ampere.has_gpu = true;
+  hopper.cuda_major = 9, ampere.cuda_major = 8;
+  hopper.gpu_free_bytes = ampere.gpu_free_bytes = uint64_t{1} << 40;
+  const auto codes = [](const MoeDesc& desc, const DeviceInfo& device) {
+    std::string text;
+    for (const Reason& reason : Wna16().Check(desc, device).reasons) text += reason.code + " ";
+    return text;
+  };
+  MoeDesc desc = Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}));
+  const bool built = codes(desc, hopper).find("not_built") == std::string::npos;
+  if (built) CHECK(codes(desc, hopper) == "");
+  CHECK(codes(desc, ampere).find("gpu_unsupported") != std::string::npos);
+  desc.deterministic = true;
+  CHECK(codes(desc, hopper).find("not_deterministic") != std::string::npos);
+  CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kF32, ScaleType::kNone, {})), hopper).find("scheme_unsupported") != std::string::npos);
+  desc.deterministic = false;
+  desc.scheme.down.input = testing::Int8(ActivationMode::kDynamic, 1);
+  CHECK(codes(desc, hopper).find("scheme_unsupported") != std::string::npos);
+}
+
+}  // namespace moed
