@@ -97,9 +97,8 @@ struct MatrixArgs {
 
 // What a product's epilogue makes of its sums.
 enum class Epilogue : uint8_t {
-  kGateUp,  // paired: h = act(gate, up)
-  kUp,      // h = act(gate_in, this)
-  kStore,   // sums, bias included, as float32
+  kGateUp,  // paired: h = act(gate, up), for activations of the sigmoid
+  kStore,   // sums, bias included, as float32; of a paired matrix in the order of its row tiles
 };
 
 struct GemmArgs {
@@ -107,10 +106,20 @@ struct GemmArgs {
   Operand x;
   Epilogue epilogue = Epilogue::kStore;
   Activation activation;
-  const float* gate_in = nullptr;  // kUp: [sorted][gate_stride]
-  int64_t gate_stride = 0;
   float* out = nullptr;            // [sorted][out_stride]; null: out_bf16
   uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written
+  int64_t out_stride = 0;
+};
+
+// h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.
+struct ActivateArgs {
+  const float* gate = nullptr;  // [sorted][stride]
+  const float* up = nullptr;    // null: feature f's gate and up lie at 128 (f / 64) + f % 64 of `gate`, and 64 further
+  int64_t stride = 0;
+  int64_t cols = 0;             // features
+  Activation activation;
+  float* out = nullptr;         // [sorted][out_stride]; null: out_bf16, features up to out_stride are written
+  uint16_t* out_bf16 = nullptr;
   int64_t out_stride = 0;
 };
 
@@ -132,6 +141,7 @@ struct PartArgs {
   AbsMaxArgs x_absmax, h_absmax;
   StageArgs stage_gate, stage_up, stage_down;
   GemmArgs gate, up, down;  // `gate` is gate and up together where they are paired
+  ActivateArgs activate;
 };
 
 // The sum over slots: out[t] = sum_j weights[t, j] y[position[t, j]] + factor[t] shared[t], rounded once.

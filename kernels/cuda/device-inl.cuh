@@ -42,6 +42,19 @@ __device__ inline float FastE4m3(uint32_t byte) {
   return (byte & 0x80) != 0 ? -value : value;
 }
 
+// body(decode) with decode(scales, at): scale `at` of an array of `type`. One branch for all that the body reads.
+template <typename Body>
+__device__ inline void WithScale(ScaleType type, const Body& body) {
+  switch (type) {
+    case ScaleType::kNone: return body([](const uint8_t*, int) { return 1.0f; });
+    case ScaleType::kF32: return body([](const uint8_t* scales, int at) { return reinterpret_cast<const float*>(scales)[at]; });
+    case ScaleType::kBf16: return body([](const uint8_t* scales, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]); });
+    case ScaleType::kF16: return body([](const uint8_t* scales, int at) { return __half2float(reinterpret_cast<const __half*>(scales)[at]); });
+    case ScaleType::kE8m0: return body([](const uint8_t* scales, int at) { return FastE8m0(scales[at]); });
+    case ScaleType::kE4m3: return body([](const uint8_t* scales, int at) { return FastE4m3(scales[at]); });
+  }
+}
+
 __device__ inline uint32_t SharedAddress(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
 // 16 bytes from global to shared memory, past L1; `valid` false writes zeros and reads nothing.

@@ -10,9 +10,9 @@
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
 #define MOED_KERNELS_CUDA_GEMM_INL_CUH_
 
-#include "kernels/activation.h"
 #include "kernels/cuda/call_block.h"
 #include "kernels/cuda/decode-inl.cuh"
+#include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace moed::cuda {
@@ -69,14 +69,8 @@ class TileProduct {
   }
 
   __device__ void Store() const {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-#pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        const int row = column * 8 + threadIdx.x % 4 * 2 + at % 2;
-        if (row < tile_.count) StoreOne(tile_.begin + row, rows_[row], at / 2 * 8, sums_[0][column][at], sums_[1][column][at]);
-      }
-    }
+    const TileStore store(args_, tile_, row_tile_, threadIdx.x, rows_);
+    store.Store<kColumns>([this](int half, int column, int at) { return sums_[half][column][at]; });
   }
 
  private:
@@ -86,14 +80,20 @@ class TileProduct {
   enum class Rows { kPlain, kGrouped, kTerms };
 
   // `kShift`: log2 of a slot's steps.
-  template <int kShift, Rows kRows>
+  // `kPowers`: scales are powers of two, by which a bf16 operand is multiplied exactly; sums need no scaling then.
+  template <int kShift, Rows kRows, bool kPowersOfTwo = false>
   struct Loop {
-    static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift, kLast = (1 << kShift) - 1;
-    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms;
+    static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift;
+    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms, kPowers = kPowersOfTwo;
+    static constexpr int kLast = (1 << kShift) - 1;                     // step of a slot
+    static constexpr int kLastOfSum = kPowers ? kSteps - 1 : kLast;     // step after which sums are added
   };
 
   template <Rows kRows>
   __device__ void RunSlots(int slots) {
+    if constexpr (kRows == Rows::kPlain && (kCodes == Codes::kFp4 || kCodes == Codes::kFp8)) {
+      if (slots == 2 && scale_type_ == ScaleType::kE8m0 && global_[0] == 1.0f && global_[1] == 1.0f) return RunLoop<Loop<1, kRows, true>>();
+    }
     if (slots == 1) return RunLoop<Loop<2, kRows>>();
     if (slots == 2) return RunLoop<Loop<1, kRows>>();
     RunLoop<Loop<0, kRows>>();
@@ -216,18 +216,19 @@ class TileProduct {
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    uint32_t zero[2][2] = {};
+    uint32_t zero[2][2] = {}, power[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int slot = step >> L::kSlotShift;
+      if ((step & L::kLastOfSum) == 0) Clear(part);
       if ((step & L::kLast) == 0) {
-        Clear(part);
         if constexpr (IsInteger(kCodes)) Zeros(stage + Layout::kZeros + slot * kTileRows, zero);
+        if constexpr (L::kPowers) Powers(stage + Layout::kScales + slot * kTileRows, power);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
-      MultiplyStep<L>(stage, step, zero, reader, part);
-      if ((step & L::kLast) == L::kLast) AddScaled<L>(stage, slot, part);
+      MultiplyStep<L>(stage, step, L::kPowers ? power : zero, reader, part);
+      if ((step & L::kLastOfSum) == L::kLastOfSum) AddScaled<L>(stage, slot, part);
     }
   }
 
@@ -247,13 +248,32 @@ class TileProduct {
     }
   }
 
+  // E8M0 scales of the thread's four features in a slot, as pairs of bf16.
+  __device__ void Powers(const uint8_t* scales, uint32_t (&power)[2][2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const float scale = FastE8m0(scales[FeatureInTile(half, second)]);
+        power[half][second] = PackBf16(scale, scale);
+      }
+    }
+  }
+
+  // `zero`: zero points of integers, powers of two of floats that are scaled so.
   template <typename L>
   __device__ void MultiplyStep(const uint8_t* stage, int step, const uint32_t (&zero)[2][2], const ChunkReader<kCodes> (&reader)[2],
                                Sums& part) const {
     constexpr int kTerms = WeightTerms(kCodes);
     Fragment<kCodes> a[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
+    for (int half = 0; half < 2; ++half) {
+      reader[half].Decode(step, zero[half], a[half]);
+      if constexpr (L::kPowers) {
+#pragma unroll
+        for (int reg = 0; reg < 4; ++reg) a[half][0][reg] = MultiplyPair(a[half][0][reg], zero[half][reg % 2]);
+      }
+    }
 #pragma unroll 1
     for (int term = 0; term < (L::kTerms ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
@@ -301,22 +321,13 @@ class TileProduct {
   }
 
   __device__ void Scales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
-    switch (scale_type_) {
-      case ScaleType::kNone: return ReadScales(scales, slot, [](const uint8_t*, int) { return 1.0f; }, scale);
-      case ScaleType::kF32: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return reinterpret_cast<const float*>(s)[at]; }, scale);
-      case ScaleType::kBf16:
-        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(s)[at]); }, scale);
-      case ScaleType::kF16:
-        return ReadScales(scales, slot, [](const uint8_t* s, int at) { return __half2float(reinterpret_cast<const __half*>(s)[at]); }, scale);
-      case ScaleType::kE8m0: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE8m0(s[at]); }, scale);
-      case ScaleType::kE4m3: return ReadScales(scales, slot, [](const uint8_t* s, int at) { return FastE4m3(s[at]); }, scale);
-    }
+    WithScale(scale_type_, [&](const auto& decode) { ReadScales(scales, slot, decode, scale); });
   }
 
   template <typename L>
   __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
-    float scale[2][2];
-    Scales(stage + Layout::kScales, slot, scale);
+    float scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    if constexpr (!L::kPowers) Scales(stage + Layout::kScales, slot, scale);
     if constexpr (L::kGrouped) {
       AddScaledRows(stage, slot, part, scale);
     } else {
@@ -347,43 +358,6 @@ class TileProduct {
           sums_[half][column][at] += part[half][column][at] * (scale[half][at / 2] * (at % 2 == 0 ? row_scale.x : row_scale.y));
         }
       }
-    }
-  }
-
-  // --- store ---
-
-  __device__ float Bias(int in_tile) const {
-    if (weights_.bias == nullptr) return 0.0f;
-    return weights_.bias[tile_.expert * weights_.bias_stride + static_cast<int64_t>(row_tile_) * kTileRows + in_tile];
-  }
-
-  // The sums of one row at the thread's feature of each half; `second` 0 or 8.
-  __device__ void StoreOne(int64_t sorted, int row, int second, float first, float other) const {
-    const float row_scale = args_.x.scales != nullptr && !grouped_ ? args_.x.scales[static_cast<int64_t>(row) * args_.x.scale_stride] : 1.0f;
-    const int in_half = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second;
-    const float sum[2] = {first * row_scale + Bias(in_half), other * row_scale + Bias(kHalfRows + in_half)};
-    if (args_.epilogue == Epilogue::kGateUp) {
-      StoreH(sorted, static_cast<int64_t>(row_tile_) * kHalfRows + in_half, sum[0], sum[1]);
-      return;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t feature = static_cast<int64_t>(row_tile_) * kTileRows + half * kHalfRows + in_half;
-      if (args_.epilogue == Epilogue::kUp) {
-        if (feature < args_.gate_stride) StoreH(sorted, feature, args_.gate_in[sorted * args_.gate_stride + feature], sum[half]);
-      } else if (feature < args_.out_stride) {
-        args_.out[sorted * args_.out_stride + feature] = sum[half];
-      }
-    }
-  }
-
-  __device__ void StoreH(int64_t sorted, int64_t feature, float gate, float up) const {
-    if (feature >= args_.out_stride) return;
-    const float h = feature < weights_.rows ? Activate<float>(args_.activation, gate, up) : 0.0f;
-    if (args_.out != nullptr) {
-      args_.out[sorted * args_.out_stride + feature] = h;
-    } else {
-      args_.out_bf16[sorted * args_.out_stride + feature] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
     }
   }
 
@@ -439,7 +413,10 @@ template <Codes kCodes, int kTokens>
 cudaError_t LaunchTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   using Layout = StageLayout<kCodes, kTokens>;
   const int bytes = Layout::kStages * Layout::Bytes(launch.terms);
-  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  // The most of any launch, since a captured one is held to what is set when it runs.
+  constexpr int kMostTerms = kTokens <= kMostTermRows ? 3 : 1;
+  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                 Layout::kStages * Layout::Bytes(kMostTerms));
   if (error != cudaSuccess) return error;
   Gemm<kCodes, kTokens><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
   return cudaGetLastError();

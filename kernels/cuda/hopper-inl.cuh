@@ -12,9 +12,9 @@
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
-#include "kernels/activation.h"
 #include "kernels/cuda/call_block.h"
 #include "kernels/cuda/decode-inl.cuh"
+#include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/wgmma-inl.cuh"
 
@@ -160,7 +160,8 @@ class HopperMath {
   using Layout = HopperLayout<kCodes, kTokens>;
 
   __device__ HopperMath(const HopperTile<kCodes, kTokens>& tile, int which)
-      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads) {
+      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads), blocks_(w_.blocks), zero_(w_.zero),
+        stored_zeros_(w_.zeros != nullptr), scale_type_(w_.scale) {
     for (int half = 0; half < 2; ++half) global_[half] = w_.globals[static_cast<int64_t>(tile.tile.expert) * 2 + half];
   }
 
@@ -180,16 +181,8 @@ class HopperMath {
   __device__ void Store() const {
     float scale[2][2];
     LoadLastScales(scale);
-#pragma unroll
-    for (int column = 0; column < kTokens / 8; ++column) {
-#pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        const int row = column * 8 + thread_ % 4 * 2 + at % 2;
-        if (row >= t_.tile.count) continue;
-        const float first = sums_[0][column * 4 + at] * scale[0][at / 2], other = sums_[1][column * 4 + at] * scale[1][at / 2];
-        StoreOne(t_.tile.begin + row, at / 2 * 8, first, other);
-      }
-    }
+    const TileStore store(t_.args, t_.tile, t_.first_row_tile + which_, thread_, t_.rows);
+    store.Store<kTokens / 8>([&](int half, int column, int at) { return sums_[half][column * 4 + at] * scale[half][at / 2]; });
   }
 
  private:
@@ -198,7 +191,7 @@ class HopperMath {
   template <int kSlots>
   __device__ void RunLoop() {
     int stage = 0, parity = 0, previous = -1;
-    for (int block = 0; block < w_.blocks; ++block) {
+    for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(t_.Full(stage), parity);
       MultiplyBlock<kSlots>(stage, previous);
       previous = stage;
@@ -251,85 +244,45 @@ class HopperMath {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        zero[half][second] = ZeroOperand<kCodes>(w_.zeros != nullptr ? zeros[FeatureInTile(half, second)] : w_.zero);
+        zero[half][second] = ZeroOperand<kCodes>(stored_zeros_ ? zeros[FeatureInTile(half, second)] : zero_);
       }
     }
   }
 
-  __device__ float ScaleAt(const uint8_t* scales, int at) const {
-    switch (w_.scale) {
-      case ScaleType::kNone: return 1.0f;
-      case ScaleType::kF32: return reinterpret_cast<const float*>(scales)[at];
-      case ScaleType::kBf16: return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]);
-      case ScaleType::kF16: return __half2float(reinterpret_cast<const __half*>(scales)[at]);
-      case ScaleType::kE8m0: return FastE8m0(scales[at]);
-      case ScaleType::kE4m3: return FastE4m3(scales[at]);
-    }
-    return 1.0f;
+  // Of the thread's four features, the `at`-th 128 of an array.
+  __device__ void ReadScales(const uint8_t* scales, int64_t at, float (&scale)[2][2]) const {
+    WithScale(scale_type_, [&](const auto& decode) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          scale[half][second] = global_[half] * decode(scales, static_cast<int>(at * kTileRows) + FeatureInTile(half, second));
+        }
+      }
+    });
   }
 
   __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out) const {
+    float scale[2][2];
+    ReadScales(scales, slot, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const float scale = global_[half] * ScaleAt(scales, slot * kTileRows + FeatureInTile(half, second));
-        out[half][second] = PackBf16(scale, scale);
-      }
+      for (int second = 0; second < 2; ++second) out[half][second] = PackBf16(scale[half][second], scale[half][second]);
     }
   }
 
   // Of the one group, or 1.
   __device__ void LoadLastScales(float (&scale)[2][2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        scale[half][second] = 1.0f;
-        if (w_.groups != 1) continue;
-        const uint8_t* scales = w_.scales + t_.tile.expert * w_.scales_stride;
-        scale[half][second] = global_[half] * ScaleAt(scales, (t_.first_row_tile + which_) * kTileRows + FeatureInTile(half, second));
-      }
-    }
-  }
-
-  // --- store ---
-
-  __device__ float Bias(int in_tile) const {
-    if (w_.bias == nullptr) return 0.0f;
-    return w_.bias[t_.tile.expert * w_.bias_stride + static_cast<int64_t>(t_.first_row_tile + which_) * kTileRows + in_tile];
-  }
-
-  __device__ void StoreOne(int64_t sorted, int second, float first, float other) const {
-    const int64_t row_tile = t_.first_row_tile + which_;
-    const int in_half = FeatureInTile(0, 0) + second;
-    const float sum[2] = {first + Bias(in_half), other + Bias(kHalfRows + in_half)};
-    const GemmArgs& args = t_.args;
-    if (args.epilogue == Epilogue::kGateUp) return StoreH(sorted, row_tile * kHalfRows + in_half, sum[0], sum[1]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t feature = row_tile * kTileRows + half * kHalfRows + in_half;
-      if (args.epilogue == Epilogue::kUp) {
-        if (feature < args.gate_stride) StoreH(sorted, feature, args.gate_in[sorted * args.gate_stride + feature], sum[half]);
-      } else if (feature < args.out_stride) {
-        args.out[sorted * args.out_stride + feature] = sum[half];
-      }
-    }
-  }
-
-  __device__ void StoreH(int64_t sorted, int64_t feature, float gate, float up) const {
-    if (feature >= t_.args.out_stride) return;
-    const float h = feature < w_.rows ? Activate<float>(t_.args.activation, gate, up) : 0.0f;
-    if (t_.args.out != nullptr) {
-      t_.args.out[sorted * t_.args.out_stride + feature] = h;
-    } else {
-      t_.args.out_bf16[sorted * t_.args.out_stride + feature] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
-    }
+    scale[0][0] = scale[0][1] = scale[1][0] = scale[1][1] = 1.0f;
+    if (w_.groups == 1) ReadScales(w_.scales + t_.tile.expert * w_.scales_stride, t_.first_row_tile + which_, scale);
   }
 
   const HopperTile<kCodes, kTokens>& t_;
   const MatrixArgs& w_;
-  const int which_, thread_;
+  const int which_, thread_, blocks_, zero_;
+  const bool stored_zeros_;
+  const ScaleType scale_type_;
   float global_[2];
   Fragment<kCodes> operand_[2][2];  // [step mod 2][half]
   float sums_[2][kTokens / 2];

@@ -33,6 +33,8 @@ struct GemmLaunch {
 };
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
 
+cudaError_t LaunchActivate(const ActivateArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
+
 cudaError_t LaunchCombine(const CombineArgs* args, int32_t capacity, int64_t cols, cudaStream_t stream);
 
 }  // namespace moed::cuda

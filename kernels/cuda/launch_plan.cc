@@ -30,6 +30,7 @@ void AddPart(const PartLaunch& plan, PartArgs* args, Sequence* sequence) {
   sequence->Add(true, LaunchGemm, plan.gate, &args->gate, sort);
   sequence->Add(plan.stage_up > 0, LaunchStage, &args->stage_up, sort, plan.stage_up);
   sequence->Add(plan.split, LaunchGemm, plan.up, &args->up, sort);
+  sequence->Add(plan.activate > 0, LaunchActivate, &args->activate, sort, plan.activate);
   sequence->Add(plan.h_absmax > 0, LaunchAbsMax, &args->h_absmax, sort, plan.h_absmax);
   sequence->Add(plan.stage_down > 0, LaunchStage, &args->stage_down, sort, plan.stage_down);
   sequence->Add(true, LaunchGemm, plan.down, &args->down, sort);

@@ -15,7 +15,7 @@ namespace moed::cuda {
 struct PartLaunch {
   int32_t experts = 0;  // 0: the call has no such part
   int32_t x_absmax = 0, h_absmax = 0;
-  int32_t stage_gate = 0, stage_up = 0, stage_down = 0;
+  int32_t stage_gate = 0, stage_up = 0, activate = 0, stage_down = 0;
   bool split = false;   // gate and up are two products
   GemmLaunch gate, up, down;
   bool operator==(const PartLaunch&) const = default;

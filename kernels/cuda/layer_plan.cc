@@ -66,6 +66,8 @@ LayerPlan PlanOf(const MoeDesc& desc, bool uneven) {
   const QuantScheme& scheme = desc.scheme;
   LayerPlan plan;
   plan.paired = CanPair(scheme);
+  const Activation::Kind kind = desc.activation.kind;
+  plan.activates_apart = !plan.paired || (kind != Activation::Kind::kSilu && kind != Activation::Kind::kSwigluOai);
   plan.gate = ShapeOf(scheme.gate.weights, desc.intermediate, desc.hidden, plan.paired, desc.biases, uneven);
   plan.up = ShapeOf(scheme.up.weights, desc.intermediate, desc.hidden, false, desc.biases, uneven);
   plan.down = ShapeOf(scheme.down.weights, desc.hidden, desc.intermediate, false, desc.biases, uneven);
@@ -137,8 +139,9 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t ro
   operand(plan.gate_x, plan.gate, TermsOf(dtype), &w.gate_x, &w.gate_scales);
   if (!plan.paired) {
     operand(plan.up_x, plan.up, TermsOf(dtype), &w.up_x, &w.up_scales);
-    w.gate_out = take(slots * plan.gate_stride(), sizeof(float));
+    w.up_out = take(slots * plan.gate_stride(), sizeof(float));
   }
+  if (plan.activates_apart) w.gate_out = take(slots * plan.gate_stride(), sizeof(float));
   const bool staged_h = !plan.direct_h() || TermsOfH(dtype) > 1;
   if (staged_h) w.h = take(slots * plan.h_stride(), sizeof(float));
   operand(plan.down_h, plan.down, TermsOfH(dtype), &w.h_operand, &w.h_scales);

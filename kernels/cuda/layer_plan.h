@@ -29,6 +29,7 @@ struct OperandPlan {
 
 struct LayerPlan {
   bool paired = true;  // gate and up are one matrix and share their operand
+  bool activates_apart = false;  // the activation is a launch of its own, not in the product of gate and up
   PackedShape gate, up, down;  // `up` is unused when paired
   OperandPlan gate_x, up_x, down_h;
 
@@ -36,7 +37,7 @@ struct LayerPlan {
   bool direct_h() const { return !down_h.quantized && !down.ordered; }
   // Floats of a row of h, gate's sums and y.
   int64_t h_stride() const { return down.cols; }
-  int64_t gate_stride() const { return gate.row_tiles * kTileRows; }
+  int64_t gate_stride() const { return gate.row_tiles * kTileRows; }  // up's as well
 };
 
 // `uneven`: room for act-order groups of any sizes.
@@ -74,7 +75,7 @@ bool FitsHopper(const QuantScheme& scheme);
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {
   size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
-  size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
+  size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, up_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
   size_t end = 0;
 };
 // `rows` of x in `dtype`, `slots` sorted rows at most.

@@ -21,6 +21,7 @@ class PartFiller {
       launch->stage_up = StageX(plan_.up_x, plan_.up, moe_.offsets().up, 1, w_.up_x, w_.up_scales, args, &args->stage_up, &args->up.x);
     }
     FillGateUp(args);
+    if (plan_.activates_apart) launch->activate = static_cast<int32_t>(input_.slot_capacity);
     launch->stage_down = StageH(args);
     FillDown(args);
     FillAbsMax(args, launch);
@@ -118,26 +119,35 @@ class PartFiller {
   void FillGateUp(PartArgs* args) const {
     args->gate.weights = moe_.gate();
     args->gate.activation = desc_.activation;
-    GemmArgs* last = &args->gate;
-    if (plan_.paired) {
+    if (!plan_.activates_apart) {
       args->gate.epilogue = Epilogue::kGateUp;
-    } else {
-      args->gate.epilogue = Epilogue::kStore;
-      args->gate.out = At<float>(w_.gate_out);
-      args->gate.out_stride = plan_.gate_stride();
-      last = &args->up;
-      args->up.weights = moe_.up();
-      args->up.activation = desc_.activation;
-      args->up.epilogue = Epilogue::kUp;
-      args->up.gate_in = args->gate.out;
-      args->up.gate_stride = args->gate.out_stride;
+      FillH(&args->gate);
+      return;
     }
+    args->gate.out = At<float>(w_.gate_out);
+    args->gate.out_stride = plan_.gate_stride();
+    ActivateArgs& activate = args->activate;
+    activate.gate = args->gate.out;
+    activate.stride = args->gate.out_stride;
+    activate.cols = desc_.intermediate;
+    activate.activation = desc_.activation;
+    FillH(&activate);
+    if (plan_.paired) return;
+    args->up.weights = moe_.up();
+    args->up.out = At<float>(w_.up_out);
+    args->up.out_stride = plan_.gate_stride();
+    activate.up = args->up.out;
+  }
+
+  // Where h goes: to the next product's operand, or to float32 that is staged.
+  template <typename Args>
+  void FillH(Args* args) const {
     if (direct_h()) {
-      last->out_bf16 = At<uint16_t>(w_.h_operand);
-      last->out_stride = plan_.down.depth();
+      args->out_bf16 = At<uint16_t>(w_.h_operand);
+      args->out_stride = plan_.down.depth();
     } else {
-      last->out = At<float>(w_.h);
-      last->out_stride = plan_.h_stride();
+      args->out = At<float>(w_.h);
+      args->out_stride = plan_.h_stride();
     }
   }
 

@@ -4,6 +4,7 @@
 // depend on its rank, and largest magnitudes are merged as integers, where NaN is the largest of all.
 #include <cuda_runtime.h>
 
+#include "kernels/activation.h"
 #include "kernels/activation_quant_rules.h"
 #include "kernels/cuda/device-inl.cuh"
 #include "kernels/cuda/launch.h"
@@ -239,7 +240,23 @@ __global__ void __launch_bounds__(kRowThreads) StageRows(const StageArgs* args, 
   }
 }
 
-// Four columns of a row at a time where their addresses allow it.
+__global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* args, const SortArgs* sort) {
+  const ActivateArgs a = *args;
+  const int64_t row = blockIdx.x;
+  if (row >= sort->totals[0]) return;
+  const float* gate = a.gate + row * a.stride;
+  const float* up = a.up != nullptr ? a.up + row * a.stride : gate + kHalfRows;
+  for (int64_t f = threadIdx.x; f < a.out_stride; f += kRowThreads) {
+    const int64_t at = a.up != nullptr ? f : f / kHalfRows * kTileRows + f % kHalfRows;
+    const float h = f < a.cols ? Activate<float>(a.activation, gate[at], up[at]) : 0.0f;
+    if (a.out != nullptr) {
+      a.out[row * a.out_stride + f] = h;
+    } else {
+      a.out_bf16[row * a.out_stride + f] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kRowThreads) Combine(const CombineArgs* args) {
   const CombineArgs a = *args;
   const int64_t row = blockIdx.x;
@@ -280,6 +297,11 @@ cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t c
 
 cudaError_t LaunchStage(const StageArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream) {
   StageRows<<<capacity, kRowThreads, 0, stream>>>(args, sort);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchActivate(const ActivateArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream) {
+  ActivateRows<<<capacity, kRowThreads, 0, stream>>>(args, sort);
   return cudaGetLastError();
 }
 

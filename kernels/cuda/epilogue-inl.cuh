@@ -1,0 +1,144 @@
+// What all products do with their sums: row scales, biases, the gated activation, and stores. Shared by the kernels whose sums lie as the
+// tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, and of each tile of 8 rows the
+// rows 2 t and 2 t + 1.
+#ifndef MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
+#define MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
+
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/device-inl.cuh"
+#include "kernels/cuda/packed_layout.h"
+
+namespace moed::cuda {
+
+__device__ inline float Reciprocal(float x) {
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// silu and gpt-oss's swiglu in one formula: h = (u + offset) * g * sigmoid(alpha * g), clamped first.
+struct SigmoidForm {
+  float alpha, offset, limit;
+
+  __device__ explicit SigmoidForm(const Activation& activation)
+      : alpha(activation.kind == Activation::Kind::kSwigluOai ? activation.alpha : 1.0f),
+        offset(activation.kind == Activation::Kind::kSwigluOai ? 1.0f : 0.0f),
+        limit(activation.clamped ? activation.limit : Bits(0x7F800000u)) {}
+
+  // NaN falls through the comparisons. The errors of ex2 and rcp are some 1e-6 together.
+  __device__ float operator()(float gate, float up) const {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up;
+    up = up < -limit ? -limit : up;
+    return (up + offset) * (gate * Reciprocal(1.0f + __expf(-alpha * gate)));
+  }
+};
+
+// One thread's part of a tile's results.
+class TileStore {
+ public:
+  // `thread` of 128; `row_scales`: of the tile's rows, or null. rows[r]: row of x of the tile's row r.
+  __device__ TileStore(const GemmArgs& args, const Tile& tile, int64_t row_tile, int thread, const int* rows)
+      : args_(args), tile_(tile), row_tile_(row_tile), rows_(rows), in_half_(thread / 32 * 16 + thread % 32 / 4), row_(thread % 4 * 2) {
+    const float* bias = args.weights.bias;
+    if (bias != nullptr) bias += tile.expert * args.weights.bias_stride + row_tile * kTileRows + in_half_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) bias_[half][second] = bias != nullptr ? bias[half * kHalfRows + second * 8] : 0.0f;
+    }
+    scaled_ = args.x.scales != nullptr && args.x.scale_steps == 0;
+  }
+
+  // sum(half, column, at): of feature 16 w + g + 8 (at / 2) of a half and row 8 column + 2 t + at % 2.
+  template <int kColumns, typename Sum>
+  __device__ void Store(const Sum& sum) const {
+    if (args_.epilogue == Epilogue::kStore) {
+      StoreSums<kColumns>(sum);
+    } else {
+      StoreGated<kColumns>(sum, SigmoidForm(args_.activation));
+    }
+  }
+
+ private:
+  __device__ float RowScale(int row) const {
+    if (!scaled_ || row >= tile_.count) return 1.0f;
+    return args_.x.scales[static_cast<int64_t>(rows_[row]) * args_.x.scale_stride];
+  }
+
+  template <int kColumns, typename Sum>
+  __device__ void StoreSums(const Sum& sum) const {
+    const int64_t feature = row_tile_ * kTileRows + in_half_;
+    float* out = args_.out + (tile_.begin + row_) * args_.out_stride + feature;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int row = column * 8 + row_ + odd;
+        const float scale = RowScale(row);
+        if (row < tile_.count) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int second = 0; second < 2; ++second) {
+              const int at = half * kHalfRows + second * 8;
+              if (feature + at < args_.out_stride) out[odd * args_.out_stride + at] = sum(half, column, 2 * second + odd) * scale + bias_[half][second];
+            }
+          }
+        }
+      }
+      out += 8 * args_.out_stride;
+    }
+  }
+
+  template <int kColumns, typename Sum>
+  __device__ void StoreGated(const Sum& sum, const SigmoidForm& form) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const float scale[2] = {RowScale(column * 8 + row_), RowScale(column * 8 + row_ + 1)};
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        float h[2];
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          h[odd] = form(sum(0, column, 2 * second + odd) * scale[odd] + bias_[0][second],
+                        sum(1, column, 2 * second + odd) * scale[odd] + bias_[1][second]);
+        }
+        StorePair(column * 8, row_tile_ * kHalfRows + in_half_ + second * 8, h);
+      }
+    }
+  }
+
+  // h of two neighbouring rows at one feature. As bf16, neighbouring features are exchanged first, so that stores are of 4 bytes: the
+  // even feature's thread stores the even row. All threads of the warp take part.
+  __device__ void StorePair(int first_row, int64_t feature, float (&h)[2]) const {
+    if (feature >= args_.weights.rows) h[0] = h[1] = 0.0f;
+    if (args_.out != nullptr) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int row = first_row + row_ + odd;
+        if (row < tile_.count && feature < args_.out_stride) args_.out[(tile_.begin + row) * args_.out_stride + feature] = h[odd];
+      }
+      return;
+    }
+    const bool odd = (in_half_ & 1) != 0;
+    const float other = __shfl_xor_sync(~0u, odd ? h[0] : h[1], 4);
+    const int row = first_row + row_ + (odd ? 1 : 0);
+    const int64_t even_feature = feature & ~int64_t{1};
+    if (row >= tile_.count || even_feature >= args_.out_stride) return;
+    const uint32_t pair = odd ? PackBf16(other, h[1]) : PackBf16(h[0], other);
+    *reinterpret_cast<uint32_t*>(args_.out_bf16 + (tile_.begin + row) * args_.out_stride + even_feature) = pair;
+  }
+
+  const GemmArgs& args_;
+  const Tile& tile_;
+  const int64_t row_tile_;
+  const int* const rows_;
+  const int in_half_, row_;
+  float bias_[2][2];
+  bool scaled_;
+};
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
