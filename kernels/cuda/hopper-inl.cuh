@@ -4,7 +4,7 @@
 // shared memory: rows by cp.async, since they are gathered; weights, scales and zero points by bulk copies, since they are contiguous.
 // Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end in the
 // same thread. While products of a step run, the next step's weights are decoded.
-// A weight is rounded once: (code - zero) times its scale, in bf16. Sums are float32 in the order of the tensor cores, so their last bits
+// A weight is code times scale in bf16, with the scale in bf16 where it is one of several; with stored zero points it is rounded once. Sums are float32 in the order of the tensor cores, so their last bits
 // differ from those of gemm-inl.cuh; they depend on the row and the weights only.
 //
 // Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes of the
@@ -22,7 +22,7 @@ namespace moed::cuda {
 
 inline constexpr int kHopperTiles = 2;                              // row tiles of a thread block
 inline constexpr int kHopperThreads = (kHopperTiles + 1) * kTileThreads;
-inline constexpr int kProducerRegisters = 56, kMathRegisters = 224;  // of 65536: 128 x 56 + 256 x 224
+inline constexpr int kProducerRegisters = 80, kMathRegisters = 208;  // of 65536: 128 x 80 + 256 x 208
 inline constexpr int kTilesAtOnce = 8;                              // row tiles of rows that are walked together, for the L2 cache
 
 template <Codes kCodes, int kTokens>
@@ -57,46 +57,75 @@ struct HopperTile {
 
 // --- load ---
 
-template <Codes kCodes, int kTokens>
-class HopperProducer {
+// The rows of a block: the thread copies the same 16 bytes of every 16th row, whose swizzle is the same.
+template <int kTokens>
+class RowCopies {
  public:
-  using Layout = HopperLayout<kCodes, kTokens>;
-  static constexpr int kLag = 2;                          // copies of rows under way
-  static constexpr int kPieces = kTokens * 8 / kTileThreads;  // of 16 bytes of a block's rows, for each thread
+  static constexpr int kRowStep = kTileThreads / 8, kPieces = kTokens / kRowStep, kRowBytes = kBlockDepth * 2;
 
-  __device__ explicit HopperProducer(const HopperTile<kCodes, kTokens>& tile) : t_(tile), w_(tile.args.weights) {
-    const int64_t expert = tile.tile.expert;
-    codes_ = w_.codes + expert * w_.codes_stride;
-    scales_ = w_.groups > 0 ? w_.scales + expert * w_.scales_stride : nullptr;
-    zeros_ = w_.zeros != nullptr ? w_.zeros + expert * w_.zeros_stride : nullptr;
-    step_groups_ = w_.step_groups != nullptr ? w_.step_groups + expert * w_.step_groups_stride : nullptr;
-    scale_bytes_ = w_.scale == ScaleType::kF32 ? 4 : w_.scale == ScaleType::kE8m0 || w_.scale == ScaleType::kE4m3 ? 1 : 2;
-    per_group_ = 1.0f / static_cast<float>(w_.group_steps);
+  // Rows beyond the tile copy its first: what is made of them is never stored.
+  __device__ RowCopies(const Operand& x, const int* rows) {
+    const int piece = threadIdx.x % 8, first = threadIdx.x / 8;
+    to_ = first * kRowBytes + ((piece ^ (first % 8)) * 16);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int from = t_.rows[threadIdx.x / 8 + i * (kTileThreads / 8)];
-      valid_ |= (from >= 0 ? 1u : 0u) << i;
-      row_[i] = from < 0 ? 0 : from;
+      const int row = rows[first + i * kRowStep];
+      from_[i] = x.data + (row < 0 ? rows[0] : row) * x.row_stride + piece * 8;
     }
   }
 
-  __device__ void Run() {
-    int stage = 0, parity = 1;  // a fresh barrier counts as passed with parity 1
-    int ready = 0;              // stage whose rows arrive next
-    for (int block = 0; block < w_.blocks + kLag; ++block) {
-      if (block < w_.blocks) {
-        WaitBarrier(t_.Empty(stage), parity);
-        if (threadIdx.x == 0) LoadWeights(block, stage);
-        LoadRows(block, stage);
-        stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
-        if (stage == 0) parity ^= 1;
+  // The next block's, to the rows of a stage.
+  __device__ void Copy(uint32_t stage) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      CopyAsync16(stage + to_ + i * kRowStep * kRowBytes, from_[i]);
+      from_[i] += kBlockDepth;
+    }
+  }
+
+ private:
+  uint32_t to_;
+  const uint16_t* from_[kPieces];
+};
+
+// The weights of a block with the scales and zero points of its slots: a lane for each row tile.
+template <Codes kCodes, int kTokens>
+class WeightCopies {
+ public:
+  using Layout = HopperLayout<kCodes, kTokens>;
+
+  __device__ explicit WeightCopies(const HopperTile<kCodes, kTokens>& tile) : w_(tile.args.weights), lane_(threadIdx.x % 32) {
+    const int64_t expert = tile.tile.expert, row_tile = tile.first_row_tile + lane_;
+    has_tile_ = lane_ < tile.row_tiles;
+    codes_ = w_.codes + expert * w_.codes_stride + row_tile * w_.blocks * BlockBytes(kCodes);
+    scale_bytes_ = w_.scale == ScaleType::kF32 ? 4 : w_.scale == ScaleType::kE8m0 || w_.scale == ScaleType::kE4m3 ? 1 : 2;
+    // One group for all inputs has its scales read at the end; its zero points are slot 0's in every block.
+    scale_slots_ = w_.groups > 1 ? w_.slots : 0;
+    zero_slots_ = w_.zeros == nullptr ? 0 : max(scale_slots_, 1);
+    const int64_t groups = row_tile * w_.groups * kTileRows;
+    scales_ = w_.scales + expert * w_.scales_stride + groups * scale_bytes_;
+    zeros_ = w_.zeros + expert * w_.zeros_stride + groups;
+    step_groups_ = w_.step_groups != nullptr ? w_.step_groups + expert * w_.step_groups_stride : nullptr;
+    per_group_ = 1.0f / static_cast<float>(max(w_.group_steps, 1));
+    bytes_ = tile.row_tiles * (BlockBytes(kCodes) + kTileRows * (scale_slots_ * scale_bytes_ + zero_slots_));
+  }
+
+  // Those of the next block; all lanes of one warp.
+  __device__ void Copy(int block, uint32_t stage, uint32_t full) {
+    if (lane_ == 0) ArriveExpecting(full, bytes_);
+    __syncwarp();
+    if (!has_tile_) return;
+    CopyBulk(stage + Layout::kWeights + lane_ * BlockBytes(kCodes), codes_, BlockBytes(kCodes), full);
+    codes_ += BlockBytes(kCodes);
+    for (int slot = 0; slot < max(scale_slots_, zero_slots_); ++slot) {
+      const int64_t group = scale_slots_ == 0 ? 0 : GroupOf(block * kSteps + slot * kSteps / scale_slots_);
+      if (scale_slots_ > 0) {
+        CopyBulk(stage + Layout::kScales + lane_ * Layout::kScaleBytes + slot * kTileRows * scale_bytes_,
+                 scales_ + group * kTileRows * scale_bytes_, kTileRows * scale_bytes_, full);
       }
-      CommitCopies();
-      if (block < kLag) continue;
-      WaitCopies<kLag>();
-      FenceToTensorCores();
-      Arrive(t_.Full(ready));
-      ready = ready + 1 == Layout::kStages ? 0 : ready + 1;
+      if (zero_slots_ > 0) {
+        CopyBulk(stage + Layout::kZeros + lane_ * Layout::kZeroBytes + slot * kTileRows, zeros_ + group * kTileRows, kTileRows, full);
+      }
     }
   }
 
@@ -106,50 +135,42 @@ class HopperProducer {
     return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
   }
 
-  __device__ void LoadRows(int block, int stage) const {
-    const int piece = threadIdx.x % 8;
-    const int64_t stride = t_.args.x.row_stride;
-    const uint16_t* x = t_.args.x.data + static_cast<int64_t>(block) * kBlockDepth + piece * 8;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int row = threadIdx.x / 8 + i * (kTileThreads / 8);
-      CopyAsync16(t_.Stage(stage) + Layout::kRows + row * Layout::kRowBytes + ((piece ^ (row % 8)) * 16),
-                  x + row_[i] * stride, (valid_ >> i & 1) != 0);
-    }
-  }
-
-  // Weights of both row tiles, and the scales and zero points of their slots; one thread.
-  __device__ void LoadWeights(int block, int stage) const {
-    const int slots = scales_ != nullptr && w_.groups > 1 ? w_.slots : 0;
-    const uint32_t groups = static_cast<uint32_t>(slots) * kTileRows * (scale_bytes_ + (zeros_ != nullptr ? 1 : 0));
-    const uint32_t zeros_once = zeros_ != nullptr && w_.groups == 1 ? kTileRows : 0;
-    ArriveExpecting(t_.Full(stage), t_.row_tiles * (BlockBytes(kCodes) + groups + zeros_once));
-    for (int i = 0; i < t_.row_tiles; ++i) {
-      const int64_t row_tile = t_.first_row_tile + i;
-      CopyBulk(t_.Stage(stage) + Layout::kWeights + i * BlockBytes(kCodes),
-               codes_ + (row_tile * w_.blocks + block) * static_cast<int64_t>(BlockBytes(kCodes)), BlockBytes(kCodes), t_.Full(stage));
-      if (zeros_once != 0) {
-        CopyBulk(t_.Stage(stage) + Layout::kZeros + i * Layout::kZeroBytes, zeros_ + row_tile * kTileRows, kTileRows, t_.Full(stage));
-      }
-      for (int slot = 0; slot < slots; ++slot) {
-        const int64_t at = (row_tile * w_.groups + GroupOf(block * kSteps + slot * (kSteps / slots))) * kTileRows;
-        CopyBulk(t_.Stage(stage) + Layout::kScales + i * Layout::kScaleBytes + slot * kTileRows * scale_bytes_, scales_ + at * scale_bytes_,
-                 kTileRows * scale_bytes_, t_.Full(stage));
-        if (zeros_ == nullptr) continue;
-        CopyBulk(t_.Stage(stage) + Layout::kZeros + i * Layout::kZeroBytes + slot * kTileRows, zeros_ + at, kTileRows, t_.Full(stage));
-      }
-    }
-  }
-
-  const HopperTile<kCodes, kTokens>& t_;
   const MatrixArgs& w_;
+  const int lane_;
+  bool has_tile_;
   const uint8_t *codes_, *scales_, *zeros_;
   const int32_t* step_groups_;
-  int scale_bytes_;
+  int scale_bytes_, scale_slots_, zero_slots_;
+  uint32_t bytes_;
   float per_group_;
-  uint32_t valid_ = 0;
-  int row_[kPieces];  // of x
 };
+
+// The first warpgroup: rows by all of its threads, weights by its first warp.
+template <Codes kCodes, int kTokens>
+__device__ void ProduceBlocks(const HopperTile<kCodes, kTokens>& t) {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  constexpr int kLag = 2;  // blocks whose rows are under way
+  const int blocks = t.args.weights.blocks;
+  RowCopies<kTokens> rows(t.args.x, t.rows);
+  WeightCopies<kCodes, kTokens> weights(t);
+  int stage = 0, parity = 1;  // a fresh barrier counts as passed with parity 1
+  int ready = 0;              // stage whose rows arrive next
+  for (int block = 0; block < blocks + kLag; ++block) {
+    if (block < blocks) {
+      WaitBarrier(t.Empty(stage), parity);
+      if (threadIdx.x < 32) weights.Copy(block, t.Stage(stage), t.Full(stage));
+      rows.Copy(t.Stage(stage) + Layout::kRows);
+      stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
+      if (stage == 0) parity ^= 1;
+    }
+    CommitCopies();
+    if (block < kLag) continue;
+    WaitCopies<kLag>();
+    FenceToTensorCores();
+    Arrive(t.Full(ready));
+    ready = ready + 1 == Layout::kStages ? 0 : ready + 1;
+  }
+}
 
 // --- math ---
 
@@ -172,10 +193,11 @@ class HopperMath {
       for (int at = 0; at < kTokens / 2; ++at) sums_[half][at] = 0.0f;
     }
     // One group for all inputs scales the sums instead.
-    if (w_.groups <= 1) return RunLoop<0>();
-    if (w_.slots == 1) return RunLoop<1>();
-    if (w_.slots == 2) return RunLoop<2>();
-    RunLoop<4>();
+    if (w_.groups <= 1) return RunLoop<0, false>();
+    if constexpr (IsInteger(kCodes)) {
+      if (stored_zeros_) return RunSlots<true>();
+    }
+    RunSlots<false>();
   }
 
   __device__ void Store() const {
@@ -188,12 +210,21 @@ class HopperMath {
  private:
   using Scales = uint32_t[2][2];  // bf16 pairs, of the thread's two features of each half
 
-  template <int kSlots>
+  // `kFine`: scales as two bf16 numbers, so that the weight is rounded once. Codes minus stored zero points need it: where their mean is
+  // far from 0, an error that a whole group shares does not average out.
+  template <bool kFine>
+  __device__ void RunSlots() {
+    if (w_.slots == 1) return RunLoop<1, kFine>();
+    if (w_.slots == 2) return RunLoop<2, kFine>();
+    RunLoop<4, kFine>();
+  }
+
+  template <int kSlots, bool kFine>
   __device__ void RunLoop() {
     int stage = 0, parity = 0, previous = -1;
     for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(t_.Full(stage), parity);
-      MultiplyBlock<kSlots>(stage, previous);
+      MultiplyBlock<kSlots, kFine>(stage, previous);
       previous = stage;
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
       if (stage == 0) parity ^= 1;
@@ -201,7 +232,7 @@ class HopperMath {
     WaitProducts<0>();
   }
 
-  template <int kSlots>
+  template <int kSlots, bool kFine>
   __device__ void MultiplyBlock(int stage, int previous) {
     const uint8_t* base = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(t_.Stage(stage)));
     const uint8_t* weights = base + Layout::kWeights + which_ * BlockBytes(kCodes) + thread_ * kChunkBytes;
@@ -209,14 +240,14 @@ class HopperMath {
     const uint8_t* zeros = base + Layout::kZeros + which_ * Layout::kZeroBytes;
     constexpr int kLast = kSlots == 0 ? kSteps : kSteps / kSlots;  // steps of a slot
     ChunkReader<kCodes> reader[2];
-    Scales scale;
+    Scales scale, rest;
     uint32_t zero[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step % kLast == 0) {
         const int slot = step / kLast;
         if constexpr (IsInteger(kCodes)) Zeros(zeros + slot * kTileRows, zero);
-        if constexpr (kSlots > 0) LoadScales(scales, slot, scale);
+        if constexpr (kSlots > 0) LoadScales(scales, slot, scale, rest);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -224,7 +255,11 @@ class HopperMath {
         reader[half].Decode(step, zero[half], operand_[step % 2][half]);
         if constexpr (kSlots > 0) {
 #pragma unroll
-          for (int reg = 0; reg < 4; ++reg) operand_[step % 2][half][0][reg] = MultiplyPair(operand_[step % 2][half][0][reg], scale[half][reg % 2]);
+          for (int reg = 0; reg < 4; ++reg) {
+            uint32_t& weight = operand_[step % 2][half][0][reg];
+            const uint32_t small = kFine ? MultiplyPair(weight, rest[half][reg % 2]) : 0;
+            weight = kFine ? MultiplyAddPair(weight, scale[half][reg % 2], small) : MultiplyPair(weight, scale[half][reg % 2]);
+          }
         }
       }
       const uint64_t b = OperandB(t_.Stage(stage) + Layout::kRows + step * kStepDepth * 2);
@@ -262,13 +297,19 @@ class HopperMath {
     });
   }
 
-  __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out) const {
+  // A slot's, and what rounding them leaves.
+  __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out, Scales& rest) const {
     float scale[2][2];
     ReadScales(scales, slot, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int second = 0; second < 2; ++second) out[half][second] = PackBf16(scale[half][second], scale[half][second]);
+      for (int second = 0; second < 2; ++second) {
+        uint32_t terms[2];
+        SplitPair<2>(scale[half][second], scale[half][second], terms);
+        out[half][second] = terms[0];
+        rest[half][second] = terms[1];
+      }
     }
   }
 
@@ -329,7 +370,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* 
   const HopperTile<kCodes, kTokens> work = {*reinterpret_cast<const GemmArgs*>(words), tile, row_pair * kHopperTiles, math_tiles, rows, start, full, empty};
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<kProducerRegisters>();
-    HopperProducer<kCodes, kTokens>(work).Run();
+    ProduceBlocks(work);
   } else {
     MoreRegisters<kMathRegisters>();
     const int which = threadIdx.x / kTileThreads - 1;

@@ -153,7 +153,7 @@ TEST_CASE("layer plan: a call never makes more tiles than its capacity, and the 
 
 TEST_CASE("layer plan: tiles hold half as many rows again as experts have on average, where such tiles exist") {
   for (bool general : {false, true}) {
-    const int32_t most = general ? kMostGeneralRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
+    const int32_t most = general ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
     for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
       int32_t last = 0;
       for (int64_t slots = 0; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
