@@ -99,6 +99,9 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   model->TakePlans(*std::move(plans));
   absl::Status range = model->ApplyExpertRange();
   if (!range.ok()) return range;
+  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) {
+    layer->plan.routed.deterministic = layer->plan.shared.deterministic = options.deterministic;
+  }
   std::vector<LayerPlan> executed;
   for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
   absl::StatusOr<ExplainReport> report =
@@ -143,7 +146,6 @@ absl::Status Model::ApplyExpertRange() {
 }
 
 absl::Status Model::ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const {
-  desc->deterministic = options_.deterministic;
   absl::StatusOr<Choice> choice =
       Choose(*desc, options_.device, backends, options_.policy.For(layer, desc->scheme.gate.weights.element));
   if (!choice.ok()) return choice.status();

@@ -298,6 +298,7 @@ void MaskGpu(const std::string& choice, DeviceInfo* device) {
   if (choice != "none") return;
   device->has_gpu = false;
   device->gpu_name.clear();
+  device->gpu_absence = "--gpu none";
   device->cuda_major = device->cuda_minor = device->gpu_multiprocessors = 0;
   device->gpu_free_bytes = 0;
 }

@@ -91,8 +91,8 @@ class CudaBackend : public Backend {
                                                           device.cuda_minor)});
     }
     if (!FitsHopper(desc.scheme)) {
-      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want int4, int8, FP8, FP4 or bf16 weights with activations that are "
-                                                             "not quantized, got ", Describe(desc.scheme))});
+      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want int4, int8, FP8, FP6, FP4 or bf16 weights without zero "
+                                                             "points and activations that are not quantized, got ", Describe(desc.scheme))});
     }
     if (desc.deterministic) {
       reasons->push_back({"not_deterministic", "small and large calls run different products, whose last bits differ"});
@@ -106,8 +106,8 @@ class CudaBackend : public Backend {
 
 std::vector<const Backend*> CudaBackends() {
   static const std::vector<const Backend*>* const backends = new std::vector<const Backend*>{
-      new CudaBackend({"cuda_wna16", "16-bit activations on Hopper: weights decoded into wgmma's registers where an expert has 12 rows or more, "
-                                     "else as cuda_generic", true}),
+      new CudaBackend({"cuda_wna16", "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, else as "
+                                     "cuda_generic", true}),
       new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", false}),
   };
   return *backends;

@@ -25,13 +25,6 @@ __device__ inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&r);
 }
 
-// a * b + c of both bf16 of a word, rounded once.
-__device__ inline uint32_t MultiplyAddPair(uint32_t a, uint32_t b, uint32_t c) {
-  const __nv_bfloat162 r = __hfma2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b),
-                                   *reinterpret_cast<const __nv_bfloat162*>(&c));
-  return *reinterpret_cast<const uint32_t*>(&r);
-}
-
 // Splits two floats into bf16 terms: each takes what the earlier ones left. All 24 bits of a float are in three terms.
 template <int kTerms>
 __device__ inline void SplitPair(float low, float high, uint32_t (&out)[kTerms]) {

@@ -1,10 +1,11 @@
 // Prefill on Hopper: 16-bit activations times packed weights by wgmma, weights decoded into its register operand.
 //
 // A thread block of three warpgroups owns two row tiles (256 features) and one tile of kTokens rows. The first warpgroup fills a ring in
-// shared memory: rows by cp.async, since they are gathered; weights, scales and zero points by bulk copies, since they are contiguous.
+// shared memory: rows by cp.async, since they are gathered; weights and scales by bulk copies, since they are contiguous.
 // Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end in the
 // same thread. While products of a step run, the next step's weights are decoded.
-// A weight is code times scale in bf16, with the scale in bf16 where it is one of several; with stored zero points it is rounded once. Sums are float32 in the order of the tensor cores, so their last bits
+// A weight is code times scale in bf16, with the scale in bf16 where it is one of several. Codes have no stored zero points: where their
+// mean is far from 0, the rounding of all weights of a group would not average out. Sums are float32 in the order of the tensor cores, so their last bits
 // differ from those of gemm-inl.cuh; they depend on the row and the weights only.
 //
 // Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes of the
@@ -32,9 +33,7 @@ struct HopperLayout {
   static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
   static constexpr int kScales = kWeights + kHopperTiles * BlockBytes(kCodes);   // [row tile][slot][128] of at most 4 bytes
   static constexpr int kScaleBytes = kSteps * kTileRows * 4;
-  static constexpr int kZeros = kScales + kHopperTiles * kScaleBytes;
-  static constexpr int kZeroBytes = kSteps * kTileRows;
-  static constexpr int kStageBytes = (kZeros + kHopperTiles * kZeroBytes + 1023) / 1024 * 1024;
+  static constexpr int kStageBytes = (kScales + kHopperTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kStages = kStageBytes > 40 * 1024 ? 4 : 5;  // at least the producer's lag and two
   static constexpr int kBytes = kStages * kStageBytes + 1024;       // and what aligning the first takes
 };
@@ -88,7 +87,7 @@ class RowCopies {
   const uint16_t* from_[kPieces];
 };
 
-// The weights of a block with the scales and zero points of its slots: a lane for each row tile.
+// The weights of a block with the scales of its slots: a lane for each row tile.
 template <Codes kCodes, int kTokens>
 class WeightCopies {
  public:
@@ -99,15 +98,11 @@ class WeightCopies {
     has_tile_ = lane_ < tile.row_tiles;
     codes_ = w_.codes + expert * w_.codes_stride + row_tile * w_.blocks * BlockBytes(kCodes);
     scale_bytes_ = w_.scale == ScaleType::kF32 ? 4 : w_.scale == ScaleType::kE8m0 || w_.scale == ScaleType::kE4m3 ? 1 : 2;
-    // One group for all inputs has its scales read at the end; its zero points are slot 0's in every block.
-    scale_slots_ = w_.groups > 1 ? w_.slots : 0;
-    zero_slots_ = w_.zeros == nullptr ? 0 : max(scale_slots_, 1);
-    const int64_t groups = row_tile * w_.groups * kTileRows;
-    scales_ = w_.scales + expert * w_.scales_stride + groups * scale_bytes_;
-    zeros_ = w_.zeros + expert * w_.zeros_stride + groups;
+    slots_ = w_.groups > 1 ? w_.slots : 0;  // one group for all inputs scales the sums instead
+    scales_ = w_.scales + expert * w_.scales_stride + row_tile * w_.groups * kTileRows * scale_bytes_;
     step_groups_ = w_.step_groups != nullptr ? w_.step_groups + expert * w_.step_groups_stride : nullptr;
     per_group_ = 1.0f / static_cast<float>(max(w_.group_steps, 1));
-    bytes_ = tile.row_tiles * (BlockBytes(kCodes) + kTileRows * (scale_slots_ * scale_bytes_ + zero_slots_));
+    bytes_ = tile.row_tiles * (BlockBytes(kCodes) + kTileRows * slots_ * scale_bytes_);
   }
 
   // Those of the next block; all lanes of one warp.
@@ -117,15 +112,10 @@ class WeightCopies {
     if (!has_tile_) return;
     CopyBulk(stage + Layout::kWeights + lane_ * BlockBytes(kCodes), codes_, BlockBytes(kCodes), full);
     codes_ += BlockBytes(kCodes);
-    for (int slot = 0; slot < max(scale_slots_, zero_slots_); ++slot) {
-      const int64_t group = scale_slots_ == 0 ? 0 : GroupOf(block * kSteps + slot * kSteps / scale_slots_);
-      if (scale_slots_ > 0) {
-        CopyBulk(stage + Layout::kScales + lane_ * Layout::kScaleBytes + slot * kTileRows * scale_bytes_,
-                 scales_ + group * kTileRows * scale_bytes_, kTileRows * scale_bytes_, full);
-      }
-      if (zero_slots_ > 0) {
-        CopyBulk(stage + Layout::kZeros + lane_ * Layout::kZeroBytes + slot * kTileRows, zeros_ + group * kTileRows, kTileRows, full);
-      }
+    for (int slot = 0; slot < slots_; ++slot) {
+      const int64_t group = GroupOf(block * kSteps + slot * kSteps / slots_);
+      CopyBulk(stage + Layout::kScales + lane_ * Layout::kScaleBytes + slot * kTileRows * scale_bytes_,
+               scales_ + group * kTileRows * scale_bytes_, kTileRows * scale_bytes_, full);
     }
   }
 
@@ -138,9 +128,9 @@ class WeightCopies {
   const MatrixArgs& w_;
   const int lane_;
   bool has_tile_;
-  const uint8_t *codes_, *scales_, *zeros_;
+  const uint8_t *codes_, *scales_;
   const int32_t* step_groups_;
-  int scale_bytes_, scale_slots_, zero_slots_;
+  int scale_bytes_, slots_;
   uint32_t bytes_;
   float per_group_;
 };
@@ -181,8 +171,8 @@ class HopperMath {
   using Layout = HopperLayout<kCodes, kTokens>;
 
   __device__ HopperMath(const HopperTile<kCodes, kTokens>& tile, int which)
-      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads), blocks_(w_.blocks), zero_(w_.zero),
-        stored_zeros_(w_.zeros != nullptr), scale_type_(w_.scale) {
+      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads), blocks_(w_.blocks), zero_(ZeroOperand<kCodes>(w_.zero)),
+        scale_type_(w_.scale) {
     for (int half = 0; half < 2; ++half) global_[half] = w_.globals[static_cast<int64_t>(tile.tile.expert) * 2 + half];
   }
 
@@ -193,11 +183,10 @@ class HopperMath {
       for (int at = 0; at < kTokens / 2; ++at) sums_[half][at] = 0.0f;
     }
     // One group for all inputs scales the sums instead.
-    if (w_.groups <= 1) return RunLoop<0, false>();
-    if constexpr (IsInteger(kCodes)) {
-      if (stored_zeros_) return RunSlots<true>();
-    }
-    RunSlots<false>();
+    if (w_.groups <= 1) return RunLoop<0>();
+    if (w_.slots == 1) return RunLoop<1>();
+    if (w_.slots == 2) return RunLoop<2>();
+    RunLoop<4>();
   }
 
   __device__ void Store() const {
@@ -210,21 +199,12 @@ class HopperMath {
  private:
   using Scales = uint32_t[2][2];  // bf16 pairs, of the thread's two features of each half
 
-  // `kFine`: scales as two bf16 numbers, so that the weight is rounded once. Codes minus stored zero points need it: where their mean is
-  // far from 0, an error that a whole group shares does not average out.
-  template <bool kFine>
-  __device__ void RunSlots() {
-    if (w_.slots == 1) return RunLoop<1, kFine>();
-    if (w_.slots == 2) return RunLoop<2, kFine>();
-    RunLoop<4, kFine>();
-  }
-
-  template <int kSlots, bool kFine>
+  template <int kSlots>
   __device__ void RunLoop() {
     int stage = 0, parity = 0, previous = -1;
     for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(t_.Full(stage), parity);
-      MultiplyBlock<kSlots, kFine>(stage, previous);
+      MultiplyBlock<kSlots>(stage, previous);
       previous = stage;
       stage = stage + 1 == Layout::kStages ? 0 : stage + 1;
       if (stage == 0) parity ^= 1;
@@ -232,34 +212,28 @@ class HopperMath {
     WaitProducts<0>();
   }
 
-  template <int kSlots, bool kFine>
+  template <int kSlots>
   __device__ void MultiplyBlock(int stage, int previous) {
     const uint8_t* base = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(t_.Stage(stage)));
     const uint8_t* weights = base + Layout::kWeights + which_ * BlockBytes(kCodes) + thread_ * kChunkBytes;
     const uint8_t* scales = base + Layout::kScales + which_ * Layout::kScaleBytes;
-    const uint8_t* zeros = base + Layout::kZeros + which_ * Layout::kZeroBytes;
     constexpr int kLast = kSlots == 0 ? kSteps : kSteps / kSlots;  // steps of a slot
     ChunkReader<kCodes> reader[2];
-    Scales scale, rest;
-    uint32_t zero[2][2] = {};
+    Scales scale;
+    const uint32_t zero[2] = {zero_, zero_};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step % kLast == 0) {
         const int slot = step / kLast;
-        if constexpr (IsInteger(kCodes)) Zeros(zeros + slot * kTileRows, zero);
-        if constexpr (kSlots > 0) LoadScales(scales, slot, scale, rest);
+        if constexpr (kSlots > 0) LoadScales(scales, slot, scale);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         reader[half].Load(weights, half, step);
-        reader[half].Decode(step, zero[half], operand_[step % 2][half]);
+        reader[half].Decode(step, zero, operand_[step % 2][half]);
         if constexpr (kSlots > 0) {
 #pragma unroll
-          for (int reg = 0; reg < 4; ++reg) {
-            uint32_t& weight = operand_[step % 2][half][0][reg];
-            const uint32_t small = kFine ? MultiplyPair(weight, rest[half][reg % 2]) : 0;
-            weight = kFine ? MultiplyAddPair(weight, scale[half][reg % 2], small) : MultiplyPair(weight, scale[half][reg % 2]);
-          }
+          for (int reg = 0; reg < 4; ++reg) operand_[step % 2][half][0][reg] = MultiplyPair(operand_[step % 2][half][0][reg], scale[half][reg % 2]);
         }
       }
       const uint64_t b = OperandB(t_.Stage(stage) + Layout::kRows + step * kStepDepth * 2);
@@ -274,16 +248,6 @@ class HopperMath {
 
   __device__ int FeatureInTile(int half, int second) const { return half * kHalfRows + thread_ / 32 * 16 + thread_ % 32 / 4 + second * 8; }
 
-  __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        zero[half][second] = ZeroOperand<kCodes>(stored_zeros_ ? zeros[FeatureInTile(half, second)] : zero_);
-      }
-    }
-  }
-
   // Of the thread's four features, the `at`-th 128 of an array.
   __device__ void ReadScales(const uint8_t* scales, int64_t at, float (&scale)[2][2]) const {
     WithScale(scale_type_, [&](const auto& decode) {
@@ -297,19 +261,13 @@ class HopperMath {
     });
   }
 
-  // A slot's, and what rounding them leaves.
-  __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out, Scales& rest) const {
+  __device__ void LoadScales(const uint8_t* scales, int slot, Scales& out) const {
     float scale[2][2];
     ReadScales(scales, slot, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        uint32_t terms[2];
-        SplitPair<2>(scale[half][second], scale[half][second], terms);
-        out[half][second] = terms[0];
-        rest[half][second] = terms[1];
-      }
+      for (int second = 0; second < 2; ++second) out[half][second] = PackBf16(scale[half][second], scale[half][second]);
     }
   }
 
@@ -321,8 +279,8 @@ class HopperMath {
 
   const HopperTile<kCodes, kTokens>& t_;
   const MatrixArgs& w_;
-  const int which_, thread_, blocks_, zero_;
-  const bool stored_zeros_;
+  const int which_, thread_, blocks_;
+  const uint32_t zero_;  // as ChunkReader wants it
   const ScaleType scale_type_;
   float global_[2];
   Fragment<kCodes> operand_[2][2];  // [step mod 2][half]

@@ -102,9 +102,9 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
   return most;
 }
 
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
-  constexpr int64_t kFewest = 12;  // rows of an expert on average
-  if (slots < kFewest * std::min(slots, experts)) return 0;
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
+  const int64_t fewest = decoded ? 64 : 12;  // rows of an expert on average, as measured on an H200 (docs/performance.md)
+  if (slots < fewest * std::min(slots, experts)) return 0;
   for (const int rows : kHopperTileRowChoices) {
     if (2 * rows * experts >= 3 * slots) return rows;
   }
@@ -114,7 +114,7 @@ int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
 bool FitsHopper(const QuantScheme& scheme) {
   for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
     const Codes codes = CodesOf(linear->weights.element);
-    if (linear->input.mode != ActivationMode::kNone || codes == Codes::kF16 || codes == Codes::kF32) return false;
+    if (linear->input.mode != ActivationMode::kNone || codes == Codes::kF16 || codes == Codes::kF32 || linear->weights.zero_points) return false;
   }
   return true;
 }

@@ -66,10 +66,12 @@ int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// The same for Hopper's own products, and 0 where the rows of an expert are too few for them.
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts);
+// The same for Hopper's own products, and 0 where the rows of an expert are too few for them to be the faster ones. `decoded`: weights
+// are codes and not bf16.
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded);
 
-// Whether every product of the layer can be one of Hopper's own for rows of 16 bits: codes, and inputs that are not quantized.
+// Whether every product of the layer can be one of Hopper's own for rows of 16 bits: codes without zero points, and inputs that are not
+// quantized.
 bool FitsHopper(const QuantScheme& scheme);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.

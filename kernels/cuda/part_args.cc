@@ -28,7 +28,7 @@ class PartFiller {
     const bool terms = args->gate.x.terms > 1 || args->down.x.terms > 1 || (!plan_.paired && args->up.x.terms > 1);
     args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     if (moe_.hopper() && !terms) {
-      const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts);
+      const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
       hopper_ = rows > 0;
       if (hopper_) args->sort.tile_rows = rows;
     }

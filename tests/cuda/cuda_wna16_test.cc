@@ -39,7 +39,7 @@ std::vector<WeightScheme> Schemes() {
   std::vector<WeightScheme> all;
   for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
     for (GroupShape group : {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{1, 24}}) {
-      for (bool zero_points : {false, true}) all.push_back(Weights(element, ScaleType::kF16, group, zero_points));
+      all.push_back(Weights(element, ScaleType::kF16, group));
     }
     all.push_back(Weights(element, ScaleType::kBf16, {1, 32}));
     all.back().act_order = true;
@@ -135,6 +135,8 @@ TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weigh
   desc.deterministic = true;
   CHECK(codes(desc, hopper).find("not_deterministic") != std::string::npos);
   CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kF32, ScaleType::kNone, {})), hopper).find("scheme_unsupported") != std::string::npos);
+  CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true)), hopper).find("scheme_unsupported") !=
+        std::string::npos);
   desc.deterministic = false;
   desc.scheme.down.input = testing::Int8(ActivationMode::kDynamic, 1);
   CHECK(codes(desc, hopper).find("scheme_unsupported") != std::string::npos);
