@@ -100,7 +100,11 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   absl::Status range = model->ApplyExpertRange();
   if (!range.ok()) return range;
   std::vector<LayerPlan> executed;
-  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
+  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) {
+    // Also in the report: a backend may refuse deterministic layers, so that another runs.
+    layer->plan.routed.deterministic = layer->plan.shared.deterministic = options.deterministic;
+    executed.push_back(layer->plan);
+  }
   absl::StatusOr<ExplainReport> report =
       ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
   if (!report.ok()) return report.status();
@@ -143,12 +147,11 @@ absl::Status Model::ApplyExpertRange() {
 }
 
 absl::Status Model::ChooseFor(int layer, std::span<const Backend* const> backends, MoeDesc* desc, Choice* out) const {
-  desc->deterministic = options_.deterministic;
   absl::StatusOr<Choice> choice =
       Choose(*desc, options_.device, backends, options_.policy.For(layer, desc->scheme.gate.weights.element));
   if (!choice.ok()) return choice.status();
   *out = *std::move(choice);
-  desc->max_tokens = SpansRows(desc->scheme) ? options_.max_tokens : ChunkRows(*out->backend, *desc, options_.max_tokens);
+  desc->max_tokens = ChunkRows(*out->backend, *desc, options_.max_tokens);
   return absl::OkStatus();
 }
 
@@ -278,7 +281,7 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, const LoadTools& t
       std::lock_guard<std::mutex> lock(mutex_);
       *part.choice = *std::move(next);
     }
-    if (!SpansRows(part.desc->scheme)) part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
+    part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
     Quarantine(index, name, absl::StrCat(part.name, why));
   }
 }
