@@ -57,6 +57,12 @@ LayerPart SharedPart(LoadedLayer& layer) {
   return {", shared expert", &layer.plan.shared, layer.plan.shared_expert.get(), &layer.shared_choice, &layer.shared};
 }
 
+// Whether a scale depends on slots of all experts: h's, and that of inputs which their slots' weights multiply.
+bool ScalesSpanExperts(const MoeDesc& desc) {
+  const QuantScheme& scheme = desc.scheme;
+  return SpansRows(scheme.down.input) || (desc.weight_on_input && (SpansRows(scheme.gate.input) || SpansRows(scheme.up.input)));
+}
+
 // The accelerator that has a part of the layer; null: none.
 Accelerator* AcceleratorOf(const LoadedLayer& layer) {
   Accelerator* accelerator = layer.routed->accelerator();
@@ -134,7 +140,7 @@ absl::Status Model::ApplyExpertRange() {
                                                    config_.num_experts));
   }
   for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
-    if (SpansRows(layer->plan.routed.scheme.down.input)) {
+    if (ScalesSpanExperts(layer->plan.routed)) {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": layer ", layer->plan.layer, ": experts ", first, ":", end,
                                                      " cannot be held alone: the scale of their inputs spans the whole request"));
     }
