@@ -13,7 +13,8 @@ inline constexpr uint64_t kWorkspaceBudget = uint64_t{256} << 20;
 inline constexpr uint64_t kGpuWorkspaceBudget = uint64_t{2} << 30;
 
 // The largest number of rows, at most `max_tokens` and at least 1, whose workspace on `backend` stays within the budget:
-// max_tokens halved as often as needed.
+// max_tokens halved as often as needed. `max_tokens` itself for a layer whose activation scales span the request: it is never
+// computed in chunks, and its workspace is what all rows need.
 int64_t ChunkRows(const Backend& backend, MoeDesc desc, int64_t max_tokens);
 
 }  // namespace moed

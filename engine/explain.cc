@@ -6,14 +6,13 @@
 #include "engine/checkpoint.h"
 #include "engine/chunking.h"
 #include "engine/model_config.h"
-#include "kernels/activation_quant.h"
 
 namespace moed {
 namespace {
 
 // Bytes and workspace of `desc` on `backend`, added to the explanation.
 void AddCost(const Backend& backend, MoeDesc desc, int64_t max_tokens, LayerExplanation* explanation) {
-  desc.max_tokens = SpansRows(desc.scheme) ? max_tokens : ChunkRows(backend, desc, max_tokens);
+  desc.max_tokens = ChunkRows(backend, desc, max_tokens);
   explanation->bytes += backend.PreparedBytes(desc);
   explanation->need.AddPart(backend, desc);
   explanation->workspace_bytes = std::max<uint64_t>(explanation->workspace_bytes, backend.WorkspaceBytes(desc));

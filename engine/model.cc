@@ -57,6 +57,12 @@ LayerPart SharedPart(LoadedLayer& layer) {
   return {", shared expert", &layer.plan.shared, layer.plan.shared_expert.get(), &layer.shared_choice, &layer.shared};
 }
 
+// Whether a scale depends on slots of all experts: h's, and that of inputs which their slots' weights multiply.
+bool ScalesSpanExperts(const MoeDesc& desc) {
+  const QuantScheme& scheme = desc.scheme;
+  return SpansRows(scheme.down.input) || (desc.weight_on_input && (SpansRows(scheme.gate.input) || SpansRows(scheme.up.input)));
+}
+
 // The accelerator that has a part of the layer; null: none.
 Accelerator* AcceleratorOf(const LoadedLayer& layer) {
   Accelerator* accelerator = layer.routed->accelerator();
@@ -99,11 +105,12 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   model->TakePlans(*std::move(plans));
   absl::Status range = model->ApplyExpertRange();
   if (!range.ok()) return range;
-  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) {
-    layer->plan.routed.deterministic = layer->plan.shared.deterministic = options.deterministic;
-  }
   std::vector<LayerPlan> executed;
-  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) executed.push_back(layer->plan);
+  for (const std::unique_ptr<LoadedLayer>& layer : model->layers_) {
+    // Also in the report: a backend may refuse deterministic layers, so that another runs.
+    layer->plan.routed.deterministic = layer->plan.shared.deterministic = options.deterministic;
+    executed.push_back(layer->plan);
+  }
   absl::StatusOr<ExplainReport> report =
       ExplainPlans(executed, options.device, backends, options.policy, options.max_tokens, options.lanes);
   if (!report.ok()) return report.status();
@@ -133,7 +140,7 @@ absl::Status Model::ApplyExpertRange() {
                                                    config_.num_experts));
   }
   for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
-    if (SpansRows(layer->plan.routed.scheme.down.input)) {
+    if (ScalesSpanExperts(layer->plan.routed)) {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": layer ", layer->plan.layer, ": experts ", first, ":", end,
                                                      " cannot be held alone: the scale of their inputs spans the whole request"));
     }
@@ -150,7 +157,7 @@ absl::Status Model::ChooseFor(int layer, std::span<const Backend* const> backend
       Choose(*desc, options_.device, backends, options_.policy.For(layer, desc->scheme.gate.weights.element));
   if (!choice.ok()) return choice.status();
   *out = *std::move(choice);
-  desc->max_tokens = SpansRows(desc->scheme) ? options_.max_tokens : ChunkRows(*out->backend, *desc, options_.max_tokens);
+  desc->max_tokens = ChunkRows(*out->backend, *desc, options_.max_tokens);
   return absl::OkStatus();
 }
 
@@ -280,7 +287,7 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, const LoadTools& t
       std::lock_guard<std::mutex> lock(mutex_);
       *part.choice = *std::move(next);
     }
-    if (!SpansRows(part.desc->scheme)) part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
+    part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
     Quarantine(index, name, absl::StrCat(part.name, why));
   }
 }

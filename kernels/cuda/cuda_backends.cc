@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_backends.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,6 +61,10 @@ class CudaBackend : public Backend {
     if (desc.max_tokens * desc.top_k > kMostSlots) {
       verdict.reasons.push_back({"shape_unsupported", absl::StrCat(desc.max_tokens, " rows of ", desc.top_k, " slots in a call, want at most ",
                                                                    kMostSlots, " slots")});
+    }
+    if (desc.max_tokens_per_expert > kMostSlots / std::max(desc.num_experts, 1)) {
+      verdict.reasons.push_back({"shape_unsupported", absl::StrCat("batched experts: ", desc.num_experts, " experts of ",
+                                                                   desc.max_tokens_per_expert, " rows, want at most ", kMostSlots, " rows")});
     }
     if (verdict.ok()) CheckMemory(desc, device, &verdict);
     return verdict;

@@ -17,7 +17,7 @@
 namespace moed::cuda {
 
 // M rows of hidden states with k slots each. Pointers are the device's; all matrices are dense and row-major. 1 <= M, 1 <= k,
-// M k <= 2^31 - 1.
+// M k <= kMostSlots.
 struct DeviceOp {
   const void* x = nullptr;  // [M, H] in x_dtype; rows of bf16 are used in place when aligned to 16 bytes
   DType x_dtype = DType::kBf16;

@@ -4,9 +4,10 @@
 // shared memory: rows by cp.async, since they are gathered; weights and scales by bulk copies, since they are contiguous.
 // Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end in the
 // same thread. While products of a step run, the next step's weights are decoded.
-// A weight is code times scale in bf16, with the scale in bf16 where it is one of several. Codes have no stored zero points: where their
-// mean is far from 0, the rounding of all weights of a group would not average out. Sums are float32 in the order of the tensor cores, so their last bits
-// differ from those of gemm-inl.cuh; they depend on the row and the weights only.
+// Under scales of groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the
+// sums instead, and nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
+// weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of
+// gemm-inl.cuh; they depend on the row and the weights only.
 //
 // Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes of the
 // bulk copies; `empty` has one arrival of each multiplying warp.

@@ -94,6 +94,21 @@ TEST_CASE("cuda_generic: odd shapes agree with the judge at every number of rows
   }
 }
 
+TEST_CASE("cuda_generic: sizes that no tile, block, group or pair of features divides agree with the judge", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 150;
+  for (const auto& [hidden, intermediate] : {std::pair<int64_t, int64_t>{75, 67}, {129, 33}, {17, 1}}) {
+    for (const WeightScheme& scheme : MainSchemes()) {
+      if (scheme.act_order) continue;  // its shuffled groups need an even split
+      MoeDesc desc = Desc(3, 2, hidden, intermediate, scheme);
+      desc.biases = true;
+      const JudgedLayer layer(desc, ++seed, Generic());
+      for (int64_t rows : {1, 40}) layer.Compare(rows, DType::kF32, kFloatBound, seed + 1000);
+      for (int64_t rows : {1, 9, 129}) layer.Compare(rows, DType::kBf16, kBf16Bound, seed + 2000);
+    }
+  }
+}
+
 TEST_CASE("cuda_generic: every rule of activation quantization agrees with the judge that quantizes in the same way") {
   if (!HaveGpu()) return Skip("no GPU");
   uint64_t seed = 200;

@@ -69,7 +69,7 @@ TEST_CASE("cuda_wna16: every scheme agrees with the judge at every number of row
 TEST_CASE("cuda_wna16: odd shapes agree with the judge") {
   if (!HaveGpu()) return Skip("no GPU");
   uint64_t seed = 5200;
-  for (const auto& [hidden, intermediate] : {std::pair<int64_t, int64_t>{704, 1344}, {1344, 176}, {2880, 320}, {320, 2880}}) {
+  for (const auto& [hidden, intermediate] : {std::pair<int64_t, int64_t>{704, 1344}, {1344, 176}, {2880, 320}, {320, 2880}, {75, 67}, {257, 33}}) {
     for (const WeightScheme& scheme : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}),
                                        Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
       MoeDesc desc = Desc(4, 2, hidden, intermediate, scheme);
@@ -138,6 +138,11 @@ TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weigh
   CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true)), hopper).find("scheme_unsupported") !=
         std::string::npos);
   desc.deterministic = false;
+  desc.max_tokens_per_expert = int64_t{1} << 28;  // of 4 experts: as many rows as a call may have
+  if (built) CHECK(codes(desc, hopper) == "");
+  ++desc.max_tokens_per_expert;
+  CHECK(codes(desc, hopper).find("shape_unsupported") != std::string::npos);
+  desc.max_tokens_per_expert = 0;
   desc.scheme.down.input = testing::Int8(ActivationMode::kDynamic, 1);
   CHECK(codes(desc, hopper).find("scheme_unsupported") != std::string::npos);
 }

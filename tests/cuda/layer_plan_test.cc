@@ -76,6 +76,7 @@ std::vector<MoeDesc> Descs() {
     descs.push_back(MakeDesc(7, 2, 192, 160, scheme));
     descs.push_back(MakeDesc(1, 1, 96, 224, scheme));
     descs.back().biases = descs.back().weight_on_input = true;
+    descs.back().activation.kind = Activation::Kind::kGelu;
   }
   return descs;
 }
@@ -97,8 +98,12 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
     return input.quantized ? static_cast<size_t>((input.by_sorted_row ? slots : rows) * input.groups) * sizeof(float) : 0;
   };
   int64_t tiles = 0;
-  for (bool general : {false, true}) {
-    tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, general)));
+  for (bool terms : {false, true}) {
+    tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, terms)));
+  }
+  for (bool decoded : {false, true}) {
+    const int32_t hopper_rows = HopperTileRowsFor(slots, desc.num_experts, decoded);
+    if (hopper_rows > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, hopper_rows));
   }
   std::vector<Array> arrays = {{"count", w.count, (2 * static_cast<size_t>(desc.num_experts) + 1) * 4},
                                {"source", w.source, s * 4},
@@ -116,8 +121,9 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   if (!plan.paired) {
     arrays.push_back({"up_x", w.up_x, operand(plan.up_x, plan.up, TermsOf(dtype))});
     arrays.push_back({"up_scales", w.up_scales, scales(plan.up_x)});
-    arrays.push_back({"gate_out", w.gate_out, s * static_cast<size_t>(plan.gate_stride()) * 4});
+    arrays.push_back({"up_out", w.up_out, s * static_cast<size_t>(plan.gate_stride()) * 4});
   }
+  if (plan.activates_apart) arrays.push_back({"gate_out", w.gate_out, s * static_cast<size_t>(plan.gate_stride()) * 4});
   if (!plan.direct_h() || TermsOfH(dtype) > 1) arrays.push_back({"h", w.h, s * static_cast<size_t>(plan.h_stride()) * 4});
   return arrays;
 }
@@ -152,12 +158,12 @@ TEST_CASE("layer plan: a call never makes more tiles than its capacity, and the 
 }
 
 TEST_CASE("layer plan: tiles hold half as many rows again as experts have on average, where such tiles exist") {
-  for (bool general : {false, true}) {
-    const int32_t most = general ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
+  for (bool terms : {false, true}) {
+    const int32_t most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
     for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
       int32_t last = 0;
       for (int64_t slots = 0; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
-        const int32_t rows = TileRowsFor(slots, experts, general);
+        const int32_t rows = TileRowsFor(slots, experts, terms);
         REQUIRE(std::find(std::begin(kTileRowChoices), std::end(kTileRowChoices), rows) != std::end(kTileRowChoices));
         REQUIRE((rows >= last && rows <= most));
         if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
@@ -166,14 +172,35 @@ TEST_CASE("layer plan: tiles hold half as many rows again as experts have on ave
       }
       CHECK(last == most);
     }
-    CHECK(TileRowsFor(int64_t{1} << 30, 65535, general) == most);
+    CHECK(TileRowsFor(int64_t{1} << 30, 65535, terms) == most);
   }
   // A smaller tile never needs less room in the list of tiles.
   for (int64_t experts : {1, 7, 65535}) {
     for (int64_t slots : {1, 8, 100, 100000}) {
       const int64_t most = TileCapacity(slots, experts, kTileRowChoices[0]);
       for (int tile_rows : kTileRowChoices) CHECK(TileCapacity(slots, experts, tile_rows) <= most);
+      for (int tile_rows : kHopperTileRowChoices) CHECK(TileCapacity(slots, experts, tile_rows) <= most);
     }
+  }
+}
+
+TEST_CASE("layer plan: Hopper's tiles are for experts of 12 rows on average, in the sizes that exist") {
+  const int32_t most = kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
+  for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
+    const bool decoded = experts % 4 == 0;
+    int32_t last = 0;
+    for (int64_t slots = 1; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
+      const int32_t rows = HopperTileRowsFor(slots, experts, decoded);
+      if (slots < (decoded ? 64 : 12) * std::min(slots, experts)) {
+        REQUIRE(rows == 0);
+        continue;
+      }
+      REQUIRE(std::find(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) != std::end(kHopperTileRowChoices));
+      REQUIRE(rows >= last);
+      if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
+      last = rows;
+    }
+    CHECK(last == most);
   }
 }
 

@@ -292,6 +292,49 @@ TEST_CASE("Memory of the GPU is counted apart from the host's: weights and one w
         "cuda_puppet");
 }
 
+namespace {
+
+// A backend whose rows may depend on their company.
+class LooseBackend : public PuppetBackend {
+ public:
+  using PuppetBackend::PuppetBackend;
+  Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const override {
+    Verdict verdict = PuppetBackend::Check(desc, device);
+    if (desc.deterministic) verdict.reasons.push_back({"not_deterministic", "rows depend on their company"});
+    return verdict;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("The report of a deterministic engine, and the memory that it asks for, are those of the backends that run") {
+  const Files files(SharedModel());
+  PuppetAccelerator puppet;
+  const LooseBackend loose(&puppet);
+  for (const bool deterministic : {false, true}) {
+    EngineOptions options;
+    options.threads = 2;
+    options.deterministic = deterministic;
+    options.device = ThisDevice();
+    puppet.Describe(&options.device);
+    std::vector<const Backend*> backends = LinkedBackends();
+    std::erase_if(backends, [](const Backend* backend) { return backend->OnGpu(); });
+    backends.insert(backends.begin(), &loose);
+    Engine engine(options, backends);
+    REQUIRE(engine.Plan("m", files.dir.path()).ok());
+    const ExplainReport report = *engine.Explain("m");
+    const std::vector<LayerStatus> layers = engine.Status()[0].layers;
+    REQUIRE(report.layers.size() == layers.size());
+    for (size_t index = 0; index < layers.size(); ++index) {
+      CHECK(report.layers[index].choice == layers[index].backend);
+      CHECK((report.layers[index].choice == loose.Name()) == !deterministic);
+      CHECK((report.layers[index].shared_choice == loose.Name()) == !deterministic);
+      CHECK(report.layers[index].backends[0].verdict.ok() == !deterministic);
+    }
+    CHECK((report.need.gpu.weights > 0) == !deterministic);
+  }
+}
+
 TEST_CASE("A device without memory fails the load, with the reason in the status") {
   const Files files(PlainModel());
   Bench bench;

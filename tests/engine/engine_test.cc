@@ -227,6 +227,14 @@ TEST_CASE("A layer whose activation scales span the request is computed whole or
     CHECK(status.ok() == (rows == 4));
     if (rows == 5) CHECK(std::string(status.message()).find("5 rows, want at most 4") != std::string::npos);
   }
+  // What is asked of the memory is the workspace of all rows, however large.
+  const auto workspace = [&](int64_t max_tokens) {
+    const auto report = ExplainCheckpoint(dir.path(), ThisDevice(), LinkedBackends(), Policy(), ActivationChoice::kFile, -1, max_tokens);
+    REQUIRE(report.ok());
+    return report->need.host.workspace;
+  };
+  CHECK(workspace(int64_t{1} << 20) > uint64_t{256} << 20);
+  CHECK(workspace(int64_t{1} << 22) > 2 * workspace(int64_t{1} << 20));
 }
 
 TEST_CASE("Bad calls are refused with the numbers and the next call is right") {
