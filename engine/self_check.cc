@@ -111,6 +111,22 @@ absl::StatusOr<std::vector<float>> RunReference(const CheckTarget& target, const
   return out;
 }
 
+// Rows of an expert from which a backend may take its products for large calls.
+constexpr int64_t kRowsOfLargeCall = 64;
+
+// The sample followed by rows without experts, as many as make the call a large one for the target.
+Sample WithIdleRows(const CheckTarget& target, Sample sample, int64_t* rows) {
+  const MoeDesc& desc = target.desc;
+  const int64_t large = (kRowsOfLargeCall * desc.num_experts + desc.top_k - 1) / desc.top_k;
+  *rows = std::max(*rows, std::min(desc.max_tokens, large));
+  const size_t values = static_cast<size_t>(*rows * desc.hidden), slots = static_cast<size_t>(*rows) * static_cast<size_t>(desc.top_k);
+  sample.x.resize(values, 0.0f);
+  sample.bf16.resize(values, 0);
+  sample.ids.resize(slots, -1);
+  sample.weights.resize(slots, 0.0f);
+  return sample;
+}
+
 // The sample through the target, its rows handed over as `dtype`, f32 or bf16.
 absl::StatusOr<std::vector<float>> RunTarget(const CheckTarget& target, const Sample& sample, DType dtype, int64_t tokens,
                                              WorkerPool& pool, Scratch& scratch) {
@@ -153,6 +169,14 @@ absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend&
   SelfCheckRow row;
   for (DType dtype : {DType::kF32, DType::kBf16}) {
     const absl::StatusOr<std::vector<float>> got = RunTarget(target, sample, dtype, tokens, pool, scratch);
+    if (!got.ok()) return got.status();
+    row.max_rel = std::max(row.max_rel, LargestRelativeError(*got, *want, desc.hidden));
+  }
+  if (target.backend.OnGpu()) {
+    int64_t rows = tokens;
+    const Sample large = WithIdleRows(target, sample, &rows);
+    want->resize(static_cast<size_t>(rows * desc.hidden), 0.0f);  // rows without experts are zero
+    const absl::StatusOr<std::vector<float>> got = RunTarget(target, large, DType::kBf16, rows, pool, scratch);
     if (!got.ok()) return got.status();
     row.max_rel = std::max(row.max_rel, LargestRelativeError(*got, *want, desc.hidden));
   }
