@@ -8,6 +8,7 @@
 #include "kernels/backends.h"
 #include "tests/support/case_calls.h"
 #include "tests/support/case_probes.h"
+#include "tests/support/skip.h"
 
 namespace moed {
 namespace {
@@ -55,6 +56,11 @@ const Verdict& VerdictOf(const LayerExplanation& layer, const std::string& backe
 bool HasReason(const Verdict& verdict, const std::string& code, const std::string& part) {
   return std::any_of(verdict.reasons.begin(), verdict.reasons.end(),
                      [&](const Reason& reason) { return reason.code == code && reason.text.find(part) != std::string::npos; });
+}
+
+// Nothing but the missing name speaks against the backend.
+bool RunsByName(const Verdict& verdict) {
+  return std::all_of(verdict.reasons.begin(), verdict.reasons.end(), [](const Reason& reason) { return reason.code == "only_by_name"; });
 }
 
 // The refusal has a line for every backend of its own: each of its reasons, or "ok".
@@ -180,7 +186,7 @@ TEST_CASE("B02b, B02c: on every device each backend that cannot run a scheme say
       for (const BackendVerdict& entry : layer.backends) {
         for (const Reason& reason : entry.verdict.reasons) CHECK((!reason.code.empty() && !reason.text.empty()));
         const LoadResult forced = TryPlan(model.path(), "require:" + entry.name, OnDevice(device));
-        if (entry.verdict.ok() || entry.name == "reference") {
+        if (RunsByName(entry.verdict)) {
           REQUIRE(forced.status.ok());
           CHECK(forced.models.at(0).layers.at(0).backend == entry.name);
           continue;
@@ -240,11 +246,34 @@ TEST_CASE("B02b, B02c: each processor gets the products of its newest instructio
       const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
       for (size_t at = 0; at < devices.size(); ++at) {
         INFO(name << " on " << devices[at]);
-        const DeviceInfo device = *BuiltInDevice(devices[at]);
+        DeviceInfo device = *BuiltInDevice(devices[at]);
+        device.has_gpu = false;
         CHECK(Explained(model.path(), device).choice == row.file[at]);
         CHECK(Explained(model.path(), device, ActivationChoice::kInt8).choice == row.by_choice[at]);
       }
     }
+  }
+}
+
+TEST_CASE("B02b, B02c: an H200 gets every scheme, 16-bit activations without zero points from its own products; other GPUs what is built") {
+  const DeviceInfo h200 = *BuiltInDevice("h200"), a100 = *BuiltInDevice("a100");
+  for (const char* name : {"int4", "int4 zero points", "int4 act-order", "int8", "mxfp4", "nvfp4", "fp8", "fp8 block", "bf16", "f16", "f32",
+                           "int8 W8A8", "int4 W4A8", "nvfp4 W4A4", "mxfp4 W4A4"}) {
+    INFO(name);
+    const CaseScheme& scheme = CaseSchemeNamed(name);
+    const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
+    const LayerExplanation layer = Explained(model.path(), h200);
+    if (HasReason(VerdictOf(layer, "cuda_generic"), "not_built", "")) return testing::Skip("built without CUDA");
+    CHECK(VerdictOf(layer, "cuda_generic").ok());
+    const std::string text = name;
+    const bool own = text.find("zero points") == std::string::npos && text[0] != 'f' && text.find("A4") == std::string::npos &&
+                     text.find("A8") == std::string::npos;
+    const bool fp8 = text.substr(0, 3) == "fp8";
+    if (!fp8) CHECK(layer.choice == (own ? "cuda_wna16" : "cuda_generic"));
+    CHECK((layer.choice == "cuda_wna16") == VerdictOf(layer, "cuda_wna16").ok());
+    const LayerExplanation other = Explained(model.path(), a100);
+    CHECK(HasReason(VerdictOf(other, "cuda_wna16"), "gpu_unsupported", "the GPU has 8.0"));
+    CHECK(HasReason(VerdictOf(other, "cuda_generic"), "gpu_unsupported", "sm_90a") == !VerdictOf(other, "cuda_generic").ok());
   }
 }
 
@@ -260,7 +289,7 @@ TEST_CASE("B01: with int8 activations a forced backend runs the layer or is refu
       for (const BackendVerdict& entry : layer.backends) {
         INFO(scheme_name << " on " << device_name << " by " << entry.name);
         const LoadResult forced = TryPlan(model.path(), "require:" + entry.name, options);
-        if (entry.verdict.ok() || entry.name == "reference") {
+        if (RunsByName(entry.verdict)) {
           REQUIRE(forced.status.ok());
           CHECK(forced.models.at(0).layers.at(0).backend == entry.name);
         } else {
