@@ -35,7 +35,9 @@ void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
 struct Variant {
   std::string name;
   std::string description;
-  bool hopper;  // has products of its own for 16-bit activations; else every scheme runs
+  // Hopper's own products: null where every scheme runs on those of cuda_generic, else which schemes they take, in code and in words.
+  bool (*fits)(const QuantScheme& scheme);
+  const char* wants;
 };
 
 class CudaBackend : public Backend {
@@ -49,7 +51,7 @@ class CudaBackend : public Backend {
   Verdict Check(const MoeDesc& desc, const DeviceInfo& device) const override {
     Verdict verdict;
     CheckGpu(device, &verdict.reasons);
-    if (variant_.hopper) CheckHopper(desc, device, &verdict.reasons);
+    if (variant_.fits != nullptr) CheckHopper(desc, device, &verdict.reasons);
     const std::pair<const char*, const ActivationScheme*> inputs[] = {
         {"gate", &desc.scheme.gate.input}, {"up", &desc.scheme.up.input}, {"down", &desc.scheme.down.input}};
     for (const auto& [projection, input] : inputs) {
@@ -79,7 +81,7 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
                                                        WorkerPool& pool) const override {
-    return PrepareOnGpu(desc, reader, pool, variant_.hopper);
+    return PrepareOnGpu(desc, reader, pool, variant_.fits != nullptr);
   }
 
  private:
@@ -90,14 +92,13 @@ class CudaBackend : public Backend {
         {"memory", absl::StrCat("the layer needs ", bytes, " bytes of GPU memory, ", device.gpu_free_bytes, " are free")});
   }
 
-  static void CheckHopper(const MoeDesc& desc, const DeviceInfo& device, std::vector<Reason>* reasons) {
+  void CheckHopper(const MoeDesc& desc, const DeviceInfo& device, std::vector<Reason>* reasons) const {
     if (device.has_gpu && (device.cuda_major != 9 || device.cuda_minor != 0)) {
       reasons->push_back({"gpu_unsupported", absl::StrCat("its instructions want compute capability 9.0, the GPU has ", device.cuda_major, ".",
                                                           device.cuda_minor)});
     }
-    if (!FitsHopper(desc.scheme)) {
-      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want int4, int8, FP8, FP6, FP4 or bf16 weights without zero "
-                                                             "points and activations that are not quantized, got ", Describe(desc.scheme))});
+    if (!variant_.fits(desc.scheme)) {
+      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want ", variant_.wants, ", got ", Describe(desc.scheme))});
     }
     if (desc.deterministic) {
       reasons->push_back({"not_deterministic", "small and large calls run different products, whose last bits differ"});
@@ -111,9 +112,12 @@ class CudaBackend : public Backend {
 
 std::vector<const Backend*> CudaBackends() {
   static const std::vector<const Backend*>* const backends = new std::vector<const Backend*>{
-      new CudaBackend({"cuda_wna16", "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, else as "
-                                     "cuda_generic", true}),
-      new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", false}),
+      new CudaBackend({"cuda_wna16",
+                       "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, else as cuda_generic",
+                       FitsHopper, "int4, int8, FP8, FP6, FP4 or bf16 weights without zero points and activations that are not quantized"}),
+      new CudaBackend({"cuda_w8a8", "8-bit activations on Hopper: exact products by wgmma where experts have many rows, else as cuda_generic",
+                       FitsHopperW8A8, "int8 or FP8 activations of one scale a row and weights of one scale a feature, without zero points"}),
+      new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", nullptr, ""}),
   };
   return *backends;
 }

@@ -102,6 +102,15 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
   return most;
 }
 
+namespace {
+
+bool HopperDecodes(const WeightScheme& weights) {
+  const Codes codes = CodesOf(weights.element);
+  return codes != Codes::kF16 && codes != Codes::kF32 && !weights.zero_points;
+}
+
+}  // namespace
+
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
   const int64_t fewest = decoded ? 64 : 12;  // rows of an expert on average, as measured on an H200 (docs/performance.md)
   if (slots < fewest * std::min(slots, experts)) return 0;
@@ -113,8 +122,18 @@ int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
 
 bool FitsHopper(const QuantScheme& scheme) {
   for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
-    const Codes codes = CodesOf(linear->weights.element);
-    if (linear->input.mode != ActivationMode::kNone || codes == Codes::kF16 || codes == Codes::kF32 || linear->weights.zero_points) return false;
+    if (linear->input.mode != ActivationMode::kNone || !HopperDecodes(linear->weights)) return false;
+  }
+  return true;
+}
+
+bool FitsHopperW8A8(const QuantScheme& scheme) {
+  for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
+    const ActivationScheme& input = linear->input;
+    const bool by_row = input.mode == ActivationMode::kStatic || (input.mode == ActivationMode::kDynamic && input.group.cols == 0);
+    const bool eight_bits = input.element == ElementType::kInt8 || input.element == ElementType::kFp8E4m3;
+    const bool one_scale = !IsUnquantized(linear->weights.element) && linear->weights.group.cols == 0 && !linear->weights.act_order;
+    if (!by_row || !eight_bits || !one_scale || !HopperDecodes(linear->weights)) return false;
   }
   return true;
 }

@@ -70,9 +70,10 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 // are codes and not bf16.
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded);
 
-// Whether every product of the layer can be one of Hopper's own for rows of 16 bits: codes without zero points, and inputs that are not
-// quantized.
+// Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);
+// The same for quantized inputs: int8 or FP8 with one scale a row, times codes under one scale a feature, so that products are exact.
+bool FitsHopperW8A8(const QuantScheme& scheme);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {

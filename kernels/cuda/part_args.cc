@@ -27,7 +27,8 @@ class PartFiller {
     FillAbsMax(args, launch);
     const bool terms = args->gate.x.terms > 1 || args->down.x.terms > 1 || (!plan_.paired && args->up.x.terms > 1);
     args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
-    if (moe_.hopper() && !terms) {
+    const bool grouped = HasGroups(args->gate.x) || HasGroups(args->down.x) || (!plan_.paired && HasGroups(args->up.x));
+    if (moe_.hopper() && !terms && !grouped) {
       const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
       hopper_ = rows > 0;
       if (hopper_) args->sort.tile_rows = rows;
@@ -43,6 +44,7 @@ class PartFiller {
     return reinterpret_cast<T*>(base_ + offset);
   }
   bool batched() const { return input_.counts != nullptr; }
+  static bool HasGroups(const Operand& x) { return x.scales != nullptr && x.scale_steps > 0; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
 
   void FillSort(SortArgs* sort) const {
