@@ -25,8 +25,8 @@ struct MemoryNeed {
 
   // Another layer, or the layers of another model, beside these.
   void Add(const MemoryNeed& other);
-  // Another part of the same layer, routed or shared experts, as `backend` prepares and runs it, in the memory that it takes. On the
-  // host one part runs after the other; a call on the GPU has workspace for both.
+  // Another part of the same layer, routed or shared experts, as `backend` prepares and runs it, in the memory that it takes. On
+  // the host one part runs after the other; a call on the GPU has workspace for both.
   void AddPart(const Backend& backend, const MoeDesc& desc);
 };
 

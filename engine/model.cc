@@ -165,7 +165,8 @@ absl::Status Model::ChooseBackends() {
   for (const std::unique_ptr<LoadedLayer>& layer : layers_) {
     LayerPlan& plan = layer->plan;
     absl::Status status = ChooseFor(plan.layer, backends_, &plan.routed, &layer->choice);
-    if (!status.ok()) return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, " (", Describe(plan.routed.scheme), "): "), status);
+    if (!status.ok())
+      return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, " (", Describe(plan.routed.scheme), "): "), status);
     if (!plan.has_shared) continue;
     status = ChooseFor(plan.layer, backends_, &plan.shared, &layer->shared_choice);
     if (!status.ok()) return Prefixed(absl::StrCat(path_, ": layer ", plan.layer, ", shared expert: "), status);

@@ -119,7 +119,8 @@ Sample WithIdleRows(const CheckTarget& target, Sample sample, int64_t* rows) {
   const MoeDesc& desc = target.desc;
   const int64_t large = (kRowsOfLargeCall * desc.num_experts + desc.top_k - 1) / desc.top_k;
   *rows = std::max(*rows, std::min(desc.max_tokens, large));
-  const size_t values = static_cast<size_t>(*rows * desc.hidden), slots = static_cast<size_t>(*rows) * static_cast<size_t>(desc.top_k);
+  const size_t values = static_cast<size_t>(*rows * desc.hidden),
+               slots = static_cast<size_t>(*rows) * static_cast<size_t>(desc.top_k);
   sample.x.resize(values, 0.0f);
   sample.bf16.resize(values, 0);
   sample.ids.resize(slots, -1);

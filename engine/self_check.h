@@ -38,13 +38,14 @@ inline CheckSize FullCheck(const MoeDesc& desc, int64_t tokens) { return {tokens
 
 // Runs random rows of magnitudes 1/16 to 16 through the target and through `reference`, which reads only the experts that the
 // rows use. The target runs them twice, as f32 and as bf16, since a backend may have products of its own for bf16; the values are
-// the same and the answers float32. On the GPU it runs the bf16 ones once more among so many rows without experts that the products for
-// large calls are taken. Errors are those of reading or running; a difference beyond the bound is a row that did not
-// pass. The row's layer number is left 0.
+// the same and the answers float32. On the GPU it runs the bf16 ones once more among so many rows without experts that the products
+// for large calls are taken. Errors are those of reading or running; a difference beyond the bound is a row that did not pass. The
+// row's layer number is left 0.
 absl::StatusOr<SelfCheckRow> CheckPart(const CheckTarget& target, const Backend& reference, CheckSize size, uint64_t seed,
                                        WorkerPool& pool, Scratch& scratch);
 
-// Both parts of a ready layer in one row, by a full check of `tokens` rows: the routed experts' backend and scheme, the larger error in units of its bound.
+// Both parts of a ready layer in one row, by a full check of `tokens` rows: the routed experts' backend and scheme, the larger
+// error in units of its bound.
 absl::StatusOr<SelfCheckRow> CheckLayer(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed,
                                         WorkerPool& pool, Scratch& scratch);
 

@@ -14,7 +14,8 @@ struct Architecture {
 Architecture Parse(std::string_view text) {
   Architecture architecture;
   size_t at = 0;
-  for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) architecture.number = architecture.number * 10 + (text[at] - '0');
+  for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at)
+    architecture.number = architecture.number * 10 + (text[at] - '0');
   architecture.exact = at < text.size() && text[at] == 'a';
   return architecture;
 }

@@ -26,7 +26,8 @@ struct SortArgs {
   int32_t experts = 0;
   int32_t tile_rows = 0;          // of a Tile, at most
   const int32_t* ids = nullptr;   // [rows, top_k], -1 is "no expert"; null: every row goes to expert 0
-  const int32_t* counts = nullptr;  // [experts], batched experts: expert e has rows [e * max_m, e * max_m + counts[e]); then ids is null
+  // [experts], batched experts: expert e has rows [e * max_m, e * max_m + counts[e]); then ids is null.
+  const int32_t* counts = nullptr;
   int32_t max_m = 0;
   int32_t* count = nullptr;       // scratch [2 experts + 1]
   int32_t* source = nullptr;      // [S] sorted row -> row of x

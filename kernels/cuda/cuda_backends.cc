@@ -24,10 +24,11 @@ void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
   const std::string_view build = BuildInfo();
   if (build.find("sm_") == std::string_view::npos) reasons->push_back({"not_built", "moed was built without CUDA"});
   if (!device.has_gpu) {
-    reasons->push_back({"gpu_missing", absl::StrCat("the machine has no GPU", device.gpu_absence.empty() ? "" : ": ", device.gpu_absence)});
+    reasons->push_back(
+        {"gpu_missing", absl::StrCat("the machine has no GPU", device.gpu_absence.empty() ? "" : ": ", device.gpu_absence)});
   } else if (reasons->empty() && !RunsOn(build, device.cuda_major, device.cuda_minor)) {
-    reasons->push_back({"gpu_unsupported", absl::StrCat("the GPU has compute capability ", device.cuda_major, ".", device.cuda_minor,
-                                                        ", moed was built with ", BuildInfo())});
+    reasons->push_back({"gpu_unsupported", absl::StrCat("the GPU has compute capability ", device.cuda_major, ".",
+                                                        device.cuda_minor, ", moed was built with ", BuildInfo())});
   }
 }
 
@@ -35,7 +36,8 @@ void CheckGpu(const DeviceInfo& device, std::vector<Reason>* reasons) {
 struct Variant {
   std::string name;
   std::string description;
-  // Hopper's own products: null where every scheme runs on those of cuda_generic, else which schemes they take, in code and in words.
+  // Hopper's own products: null where every scheme runs on those of cuda_generic, else which schemes they take, in code and in
+  // words.
   bool (*fits)(const QuantScheme& scheme);
   const char* wants;
 };
@@ -56,17 +58,19 @@ class CudaBackend : public Backend {
         {"gate", &desc.scheme.gate.input}, {"up", &desc.scheme.up.input}, {"down", &desc.scheme.down.input}};
     for (const auto& [projection, input] : inputs) {
       if (CanQuantize(*input)) continue;
-      verdict.reasons.push_back({"scheme_unsupported", absl::StrCat(projection, ": activations quantized as ", ElementName(input->element),
-                                                                    " with ", ScaleName(input->scale), " scales: no such rule")});
+      verdict.reasons.push_back(
+          {"scheme_unsupported", absl::StrCat(projection, ": activations quantized as ", ElementName(input->element), " with ",
+                                              ScaleName(input->scale), " scales: no such rule")});
     }
     CheckBatchedFormat(desc, &verdict.reasons);
     if (desc.max_tokens * desc.top_k > kMostSlots) {
-      verdict.reasons.push_back({"shape_unsupported", absl::StrCat(desc.max_tokens, " rows of ", desc.top_k, " slots in a call, want at most ",
-                                                                   kMostSlots, " slots")});
+      verdict.reasons.push_back({"shape_unsupported", absl::StrCat(desc.max_tokens, " rows of ", desc.top_k,
+                                                                   " slots in a call, want at most ", kMostSlots, " slots")});
     }
     if (desc.max_tokens_per_expert > kMostSlots / std::max(desc.num_experts, 1)) {
-      verdict.reasons.push_back({"shape_unsupported", absl::StrCat("batched experts: ", desc.num_experts, " experts of ",
-                                                                   desc.max_tokens_per_expert, " rows, want at most ", kMostSlots, " rows")});
+      verdict.reasons.push_back(
+          {"shape_unsupported", absl::StrCat("batched experts: ", desc.num_experts, " experts of ", desc.max_tokens_per_expert,
+                                             " rows, want at most ", kMostSlots, " rows")});
     }
     if (verdict.ok()) CheckMemory(desc, device, &verdict);
     return verdict;
@@ -94,11 +98,12 @@ class CudaBackend : public Backend {
 
   void CheckHopper(const MoeDesc& desc, const DeviceInfo& device, std::vector<Reason>* reasons) const {
     if (device.has_gpu && (device.cuda_major != 9 || device.cuda_minor != 0)) {
-      reasons->push_back({"gpu_unsupported", absl::StrCat("its instructions want compute capability 9.0, the GPU has ", device.cuda_major, ".",
-                                                          device.cuda_minor)});
+      reasons->push_back({"gpu_unsupported", absl::StrCat("its instructions want compute capability 9.0, the GPU has ",
+                                                          device.cuda_major, ".", device.cuda_minor)});
     }
     if (!variant_.fits(desc.scheme)) {
-      reasons->push_back({"scheme_unsupported", absl::StrCat("its products want ", variant_.wants, ", got ", Describe(desc.scheme))});
+      reasons->push_back(
+          {"scheme_unsupported", absl::StrCat("its products want ", variant_.wants, ", got ", Describe(desc.scheme))});
     }
     if (desc.deterministic) {
       reasons->push_back({"not_deterministic", "small and large calls run different products, whose last bits differ"});
@@ -113,10 +118,13 @@ class CudaBackend : public Backend {
 std::vector<const Backend*> CudaBackends() {
   static const std::vector<const Backend*>* const backends = new std::vector<const Backend*>{
       new CudaBackend({"cuda_wna16",
-                       "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, else as cuda_generic",
-                       FitsHopper, "int4, int8, FP8, FP6, FP4 or bf16 weights without zero points and activations that are not quantized"}),
-      new CudaBackend({"cuda_w8a8", "8-bit activations on Hopper: exact products by wgmma where experts have many rows, else as cuda_generic",
-                       FitsHopperW8A8, "int8 or FP8 activations of one scale a row and weights of one scale a feature, without zero points"}),
+                       "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, else as "
+                       "cuda_generic",
+                       FitsHopper,
+                       "int4, int8, FP8, FP6, FP4 or bf16 weights without zero points and activations that are not quantized"}),
+      new CudaBackend(
+          {"cuda_w8a8", "8-bit activations on Hopper: exact products by wgmma where experts have many rows, else as cuda_generic",
+           FitsHopperW8A8, "int8 or FP8 activations of one scale a row and weights of one scale a feature, without zero points"}),
       new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", nullptr, ""}),
   };
   return *backends;

@@ -51,7 +51,8 @@ struct CallLayout {
 
 class LayoutMaker {
  public:
-  LayoutMaker(const CallTarget& target, const CallInput& input, const CallSizes& sizes, DType out_dtype, bool x_on_host, bool out_on_host)
+  LayoutMaker(const CallTarget& target, const CallInput& input, const CallSizes& sizes, DType out_dtype, bool x_on_host,
+              bool out_on_host)
       : target_(target), input_(input), sizes_(sizes), out_dtype_(out_dtype), x_on_host_(x_on_host), out_on_host_(out_on_host) {}
 
   CallLayout Make() {
@@ -106,7 +107,14 @@ class CallFiller {
     plan->rows = static_cast<int32_t>(sizes_.row_capacity);
     plan->hidden = input_.x.cols;
     if (target_.router != nullptr) FillRouter(x, &block->router, plan);
-    PartInput routed = {x, input_.x.dtype, sizes_.rows, sizes_.row_capacity, sizes_.slot_capacity, sizes_.top_k, nullptr, At<float>(layout_.weights)};
+    PartInput routed = {x,
+                        input_.x.dtype,
+                        sizes_.rows,
+                        sizes_.row_capacity,
+                        sizes_.slot_capacity,
+                        sizes_.top_k,
+                        nullptr,
+                        At<float>(layout_.weights)};
     if (input_.counts.empty()) routed.ids = At<int32_t>(target_.router != nullptr ? layout_.local_ids : layout_.ids);
     if (!input_.counts.empty()) routed.counts = At<int32_t>(layout_.counts), routed.max_m = input_.max_m;
     FillPart(*target_.routed, routed, layout_.part[0], base_, &block->part[0], &plan->part[0]);
@@ -304,7 +312,8 @@ class RunningCall {
     if (input_.counts.empty()) return FromDevice(to, device_out_, out_bytes());
     for (size_t e = 0; e < input_.counts.size(); ++e) {
       const size_t at = e * static_cast<size_t>(input_.max_m) * out_.row_bytes();
-      absl::Status status = FromDevice(to + at, static_cast<std::byte*>(device_out_) + at, static_cast<size_t>(input_.counts[e]) * out_.row_bytes());
+      absl::Status status =
+          FromDevice(to + at, static_cast<std::byte*>(device_out_) + at, static_cast<size_t>(input_.counts[e]) * out_.row_bytes());
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -314,10 +323,12 @@ class RunningCall {
   absl::Status Deliver() {
     const int32_t row = *reinterpret_cast<const int32_t*>(back_);
     if (target_.router != nullptr && row != INT_MAX) {
-      return absl::InvalidArgumentError(input_.routing == RoutingKind::kIds
-                                            ? absl::StrCat("ids: row ", row, " holds an id outside -1 to ", target_.router->experts - 1)
-                                            : absl::StrCat("router: row ", row, " cannot be routed: NaN or +Inf among its logits, or fewer "
-                                                           "finite ones than k in the allowed groups"));
+      return absl::InvalidArgumentError(
+          input_.routing == RoutingKind::kIds
+              ? absl::StrCat("ids: row ", row, " holds an id outside -1 to ", target_.router->experts - 1)
+              : absl::StrCat("router: row ", row,
+                             " cannot be routed: NaN or +Inf among its logits, or fewer "
+                             "finite ones than k in the allowed groups"));
     }
     const size_t slots = static_cast<size_t>(sizes_.slots);
     const auto* ids = reinterpret_cast<const int32_t*>(back_ + back_ids_);
@@ -371,7 +382,8 @@ CudaDevice* DeviceOf(const CallTarget& target) { return static_cast<CudaDevice*>
 
 absl::Status CheckPlaces(const TensorView& x, const MutableTensorView& out, int64_t top_k) {
   if (x.rows * top_k > kMostSlots) {
-    return absl::InvalidArgumentError(absl::StrCat("call has ", x.rows, " rows of ", top_k, " slots, want at most ", kMostSlots, " slots"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("call has ", x.rows, " rows of ", top_k, " slots, want at most ", kMostSlots, " slots"));
   }
   const auto misaligned = [](const void* data, DType dtype, Place place) {
     return place == Place::kDevice && reinterpret_cast<uintptr_t>(data) % DTypeBytes(dtype) != 0;

@@ -55,8 +55,8 @@ struct CallInput {
 // kernels that read it would end the device's work for good.
 absl::Status CheckPlaces(const TensorView& x, const MutableTensorView& out, int64_t top_k);
 
-// Runs the call; `out` is complete when it returns OK. `pool` (may be null) helps to copy. INVALID_ARGUMENT names the row that cannot be
-// routed; UNAVAILABLE when the device failed.
+// Runs the call; `out` is complete when it returns OK. `pool` (may be null) helps to copy. INVALID_ARGUMENT names the row that
+// cannot be routed; UNAVAILABLE when the device failed.
 absl::Status RunCall(const CallTarget& target, const CallInput& input, MutableTensorView out, CudaLane& lane, WorkerPool* pool);
 
 // Captures the launches of calls with up to kMostCapturedRows rows of all kinds, and gives the lane the memory of the largest call.

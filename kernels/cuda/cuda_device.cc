@@ -50,7 +50,8 @@ size_t AllocationBytes(void* data) {
 // The device on which `data` lies; -1 when CUDA does not say.
 int DeviceOf(const void* data) {
   cudaPointerAttributes attributes = {};
-  if (cudaPointerGetAttributes(&attributes, data) == cudaSuccess) return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
+  if (cudaPointerGetAttributes(&attributes, data) == cudaSuccess)
+    return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
   cudaGetLastError();
   return -1;
 }
@@ -76,7 +77,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open() {
 }
 
 CudaDevice::CudaDevice(const cudaDeviceProp& properties)
-    : name_(properties.name), major_(properties.major), minor_(properties.minor), multiprocessors_(properties.multiProcessorCount) {}
+    : name_(properties.name),
+      major_(properties.major),
+      minor_(properties.minor),
+      multiprocessors_(properties.multiProcessorCount) {}
 
 CudaDevice::~CudaDevice() {
   if (health_stream_ != nullptr) cudaStreamDestroy(health_stream_);
@@ -159,7 +163,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const Share
   auto memory = std::make_unique<CudaSharedMemory>(data, AllocationBytes(data));
   if (memory->bytes() == 0) return absl::InvalidArgumentError("CUDA IPC handle: the driver does not tell how large its memory is");
   const int device = DeviceOf(data);
-  if (device > 0) return absl::InvalidArgumentError(absl::StrCat("CUDA IPC handle: its memory lies on device ", device, ", want device 0"));
+  if (device > 0)
+    return absl::InvalidArgumentError(absl::StrCat("CUDA IPC handle: its memory lies on device ", device, ", want device 0"));
   return std::unique_ptr<SharedMemory>(std::move(memory));
 }
 

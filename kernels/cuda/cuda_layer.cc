@@ -55,8 +55,8 @@ class CudaLayer : public DeviceLayer {
   absl::Status Validate(const DeviceCall& call, const MutableTensorView& out) const {
     const int64_t rows = call.x.rows, hidden = routed_->desc().hidden;
     if (call.x.cols != hidden || out.rows != rows || out.cols != hidden) {
-      return absl::InvalidArgumentError(absl::StrCat("hidden states are [", rows, ", ", call.x.cols, "] and the output [", out.rows, ", ",
-                                                     out.cols, "], want [M, ", hidden, "] of both"));
+      return absl::InvalidArgumentError(absl::StrCat("hidden states are [", rows, ", ", call.x.cols, "] and the output [", out.rows,
+                                                     ", ", out.cols, "], want [M, ", hidden, "] of both"));
     }
     int64_t most_rows = routed_->desc().max_tokens;
     if (shared_ != nullptr && !call.routed_only) most_rows = std::min(most_rows, shared_->desc().max_tokens);
@@ -65,7 +65,8 @@ class CudaLayer : public DeviceLayer {
     }
     absl::Status places = CheckPlaces(call.x, out, call.routing == RoutingKind::kIds ? call.top_k : router_.top_k);
     if (!places.ok()) return places;
-    if (call.routing == RoutingKind::kGate && router_.gate == nullptr) return absl::FailedPreconditionError("the layer has no gate");
+    if (call.routing == RoutingKind::kGate && router_.gate == nullptr)
+      return absl::FailedPreconditionError("the layer has no gate");
     if (call.routing != RoutingKind::kIds && router_.rule.correction_bias && router_.correction_bias == nullptr) {
       return absl::FailedPreconditionError("the layer's rule of routing needs a correction bias, and the layer has none");
     }
@@ -121,7 +122,8 @@ absl::Status CheckParts(const DeviceLayerParts& parts) {
 
 absl::StatusOr<std::unique_ptr<DeviceLayer>> MakeCudaLayer(const DeviceLayerParts& parts, CudaDevice* device) {
   for (const PreparedMoe* moe : {parts.routed, parts.shared}) {
-    if (moe != nullptr && moe->accelerator() != device) return absl::InvalidArgumentError("a layer's experts lie on another device");
+    if (moe != nullptr && moe->accelerator() != device)
+      return absl::InvalidArgumentError("a layer's experts lie on another device");
   }
   if (parts.routed == nullptr) return absl::InvalidArgumentError("a layer without routed experts");
   absl::Status fits = CheckParts(parts);

@@ -166,8 +166,9 @@ class Loader {
     for (const MatrixPieces* matrix : {&gate_, &up_, &down_}) {
       for (const Piece* piece : matrix->all()) {
         if (piece->bytes == 0) continue;
-        const cudaError_t error = cudaMemcpyAsync(arena_.data() + piece->in_arena + static_cast<size_t>(expert) * piece->bytes,
-                                                  slot.buffer.data() + piece->in_slot, piece->bytes, cudaMemcpyHostToDevice, ring_.stream());
+        const cudaError_t error =
+            cudaMemcpyAsync(arena_.data() + piece->in_arena + static_cast<size_t>(expert) * piece->bytes,
+                            slot.buffer.data() + piece->in_slot, piece->bytes, cudaMemcpyHostToDevice, ring_.stream());
         if (error != cudaSuccess) return ToStatus(error, "copy of weights");
       }
     }

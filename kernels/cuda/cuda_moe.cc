@@ -68,7 +68,8 @@ absl::Status CudaMoe::Run(const MoeBatch& batch, MutableTensorView out, ExecCont
 absl::Status CudaMoe::RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const {
   absl::Status status = ValidateBatchedExperts(desc_, batch, out);
   if (status.ok()) status = CheckPlaces(batch.x, out, 1);
-  if (!status.ok() || std::all_of(batch.counts.begin(), batch.counts.end(), [](int32_t count) { return count == 0; })) return status;
+  if (!status.ok() || std::all_of(batch.counts.begin(), batch.counts.end(), [](int32_t count) { return count == 0; }))
+    return status;
   if (context.lane == nullptr) return absl::FailedPreconditionError("a layer on the GPU needs a lane of its accelerator");
   CallInput input;
   input.x = batch.x;

@@ -1,5 +1,5 @@
-// Chunks of packed weights to operands of the tensor cores (packed_layout.h has the bits): codes minus their zero point, or the values of
-// float formats, as one, two or three bf16 numbers whose sum is exact.
+// Chunks of packed weights to operands of the tensor cores (packed_layout.h has the bits): codes minus their zero point, or the
+// values of float formats, as one, two or three bf16 numbers whose sum is exact.
 #ifndef MOED_KERNELS_CUDA_DECODE_INL_CUH_
 #define MOED_KERNELS_CUDA_DECODE_INL_CUH_
 
@@ -44,8 +44,8 @@ __device__ inline uint32_t DecodeNibbles(uint32_t word, int reg, uint32_t zero) 
     // Mantissas of 128 + code; the difference is exact.
     return SubtractPair(((word >> (4 * reg)) & 0x000F000Fu) | 0x43004300u, zero);
   } else {
-    // E2M1's exponent and mantissa become the low bits of bf16's exponent and the top of its mantissa; 2^126 moves the bias from 127
-    // to 1, for the subnormal code as well.
+    // E2M1's exponent and mantissa become the low bits of bf16's exponent and the top of its mantissa; 2^126 moves the bias from
+    // 127 to 1, for the subnormal code as well.
     const uint32_t top = word << (12 - 4 * reg);
     return MultiplyPair((top & 0x80008000u) | ((top >> 6) & 0x01C001C0u), 0x7E807E80u);
   }

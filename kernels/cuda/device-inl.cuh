@@ -48,8 +48,10 @@ __device__ inline void WithScale(ScaleType type, const Body& body) {
   switch (type) {
     case ScaleType::kNone: return body([](const uint8_t*, int) { return 1.0f; });
     case ScaleType::kF32: return body([](const uint8_t* scales, int at) { return reinterpret_cast<const float*>(scales)[at]; });
-    case ScaleType::kBf16: return body([](const uint8_t* scales, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]); });
-    case ScaleType::kF16: return body([](const uint8_t* scales, int at) { return __half2float(reinterpret_cast<const __half*>(scales)[at]); });
+    case ScaleType::kBf16:
+      return body([](const uint8_t* scales, int at) { return Bf16ToFloat(reinterpret_cast<const uint16_t*>(scales)[at]); });
+    case ScaleType::kF16:
+      return body([](const uint8_t* scales, int at) { return __half2float(reinterpret_cast<const __half*>(scales)[at]); });
     case ScaleType::kE8m0: return body([](const uint8_t* scales, int at) { return FastE8m0(scales[at]); });
     case ScaleType::kE4m3: return body([](const uint8_t* scales, int at) { return FastE4m3(scales[at]); });
   }
@@ -71,7 +73,10 @@ __device__ inline void WaitCopies() {
 }
 
 __device__ inline void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 __device__ inline void LoadMatrix2(uint32_t (&r)[2], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];\n" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");

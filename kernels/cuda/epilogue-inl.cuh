@@ -1,6 +1,6 @@
-// What all products do with their sums: row scales, biases, the gated activation, and stores. Shared by the kernels whose sums lie as the
-// tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, and of each tile of 8 rows the
-// rows 2 t and 2 t + 1.
+// What all products do with their sums: row scales, biases, the gated activation, and stores. Shared by the kernels whose sums lie
+// as the tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, and of each tile
+// of 8 rows the rows 2 t and 2 t + 1.
 #ifndef MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 #define MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 
@@ -39,7 +39,12 @@ class TileStore {
  public:
   // `thread` of 128; `row_scales`: of the tile's rows, or null. rows[r]: row of x of the tile's row r.
   __device__ TileStore(const GemmArgs& args, const Tile& tile, int64_t row_tile, int thread, const int* rows)
-      : args_(args), tile_(tile), row_tile_(row_tile), rows_(rows), in_half_(thread / 32 * 16 + thread % 32 / 4), row_(thread % 4 * 2) {
+      : args_(args),
+        tile_(tile),
+        row_tile_(row_tile),
+        rows_(rows),
+        in_half_(thread / 32 * 16 + thread % 32 / 4),
+        row_(thread % 4 * 2) {
     const float* bias = args.weights.bias;
     if (bias != nullptr) bias += tile.expert * args.weights.bias_stride + row_tile * kTileRows + in_half_;
 #pragma unroll
@@ -82,7 +87,8 @@ class TileStore {
 #pragma unroll
             for (int second = 0; second < 2; ++second) {
               const int at = half * kHalfRows + second * 8;
-              if (feature + at < args_.out_stride) out[odd * args_.out_stride + at] = sum(half, column, 2 * second + odd) * scale + bias_[half][second];
+              if (feature + at < args_.out_stride)
+                out[odd * args_.out_stride + at] = sum(half, column, 2 * second + odd) * scale + bias_[half][second];
             }
           }
         }
@@ -109,8 +115,8 @@ class TileStore {
     }
   }
 
-  // h of two neighbouring rows at one feature. As bf16, neighbouring features are exchanged first, so that stores are of 4 bytes: the
-  // even feature's thread stores the even row. All threads of the warp take part.
+  // h of two neighbouring rows at one feature. As bf16, neighbouring features are exchanged first, so that stores are of 4 bytes:
+  // the even feature's thread stores the even row. All threads of the warp take part.
   __device__ void StorePair(int first_row, int64_t feature, float (&h)[2]) const {
     if (feature >= args_.weights.rows) h[0] = h[1] = 0.0f;
     if (args_.out != nullptr) {

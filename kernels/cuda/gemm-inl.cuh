@@ -1,10 +1,10 @@
 // The product of all schemes: expert weights in the packed layout times rows of bf16 terms, on mma.sync.
 //
-// A thread block of 4 warps owns one tile of rows of an expert and one row tile of 128 features: warp w the features 16 w to 16 w + 15 of
-// both halves, so that gate and up of a feature end in the same thread. Blocks of 64 inputs come through a ring in shared memory by
-// cp.async: each thread copies the chunks of weights that it alone reads, all share rows and scales. Sums of one slot (inputs under one
-// scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only and on an order fixed by
-// the weights and the kind of rows: every tile size gives the same bits.
+// A thread block of 4 warps owns one tile of rows of an expert and one row tile of 128 features: warp w the features 16 w to 16 w +
+// 15 of both halves, so that gate and up of a feature end in the same thread. Blocks of 64 inputs come through a ring in shared
+// memory by cp.async: each thread copies the chunks of weights that it alone reads, all share rows and scales. Sums of one slot
+// (inputs under one scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only
+// and on an order fixed by the weights and the kind of rows: every tile size gives the same bits.
 //
 // Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop).
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
@@ -39,12 +39,24 @@ class TileProduct {
   static constexpr int kPieces = (kTokens * 8 + kTileThreads - 1) / kTileThreads;  // of 16 bytes of a block's rows, for each thread
 
   __device__ TileProduct(const GemmArgs& args, const Tile& tile, int row_tile, uint8_t* ring, const int* rows)
-      : args_(args), weights_(args.weights), tile_(tile), row_tile_(row_tile), ring_(ring), rows_(rows),
-        stage_bytes_(Layout::Bytes(args.x.terms)), terms_(args.x.terms), blocks_(weights_.blocks), zero_(weights_.zero),
-        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0), scale_type_(weights_.scale),
-        scale_shift_(scale_type_ == ScaleType::kF32 ? 2 : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0 : 1) {
+      : args_(args),
+        weights_(args.weights),
+        tile_(tile),
+        row_tile_(row_tile),
+        ring_(ring),
+        rows_(rows),
+        stage_bytes_(Layout::Bytes(args.x.terms)),
+        terms_(args.x.terms),
+        blocks_(weights_.blocks),
+        zero_(weights_.zero),
+        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0),
+        scale_type_(weights_.scale),
+        scale_shift_(scale_type_ == ScaleType::kF32                                       ? 2
+                     : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0
+                                                                                          : 1) {
     const int64_t expert = tile.expert;
-    codes_ = weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
+    codes_ =
+        weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
     const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
     if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + (groups << scale_shift_);
     if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
@@ -92,7 +104,8 @@ class TileProduct {
   template <Rows kRows>
   __device__ void RunSlots(int slots) {
     if constexpr (kRows == Rows::kPlain && (kCodes == Codes::kFp4 || kCodes == Codes::kFp8)) {
-      if (slots == 2 && scale_type_ == ScaleType::kE8m0 && global_[0] == 1.0f && global_[1] == 1.0f) return RunLoop<Loop<1, kRows, true>>();
+      if (slots == 2 && scale_type_ == ScaleType::kE8m0 && global_[0] == 1.0f && global_[1] == 1.0f)
+        return RunLoop<Loop<1, kRows, true>>();
     }
     if (slots == 1) return RunLoop<Loop<2, kRows>>();
     if (slots == 2) return RunLoop<Loop<1, kRows>>();
@@ -128,7 +141,9 @@ class TileProduct {
   __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
 
   // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
-  __device__ static int Divided(int step, float per_group) { return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group); }
+  __device__ static int Divided(int step, float per_group) {
+    return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group);
+  }
 
   __device__ int GroupOf(int step) const {
     if (step_groups_ != nullptr) return step_groups_[step];
@@ -206,7 +221,8 @@ class TileProduct {
     for (int at = threadIdx.x; at < kTokens * L::kSlots; at += kTileThreads) {
       const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
       const int group = min(Divided(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
-      CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group, from >= 0);
+      CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group,
+                 from >= 0);
     }
   }
 

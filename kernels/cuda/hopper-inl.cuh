@@ -1,16 +1,16 @@
 // Prefill on Hopper: 16-bit activations times packed weights by wgmma, weights decoded into its register operand.
 //
-// A thread block of three warpgroups owns two row tiles (256 features) and one tile of kTokens rows. The first warpgroup fills a ring in
-// shared memory: rows by cp.async, since they are gathered; weights and scales by bulk copies, since they are contiguous.
-// Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end in the
-// same thread. While products of a step run, the next step's weights are decoded.
-// Under scales of groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the
-// sums instead, and nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
-// weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of
-// gemm-inl.cuh; they depend on the row and the weights only.
+// A thread block of three warpgroups owns two row tiles (256 features) and one tile of kTokens rows. The first warpgroup fills a
+// ring in shared memory: rows by cp.async, since they are gathered; weights and scales by bulk copies, since they are contiguous.
+// Each of the other two multiplies one row tile: both halves, gate's and up's in a paired matrix, so that a feature's two sums end
+// in the same thread. While products of a step run, the next step's weights are decoded. Under scales of groups a weight is rounded
+// to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and nothing is rounded.
+// Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average out. Sums
+// are float32 in the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the row and
+// the weights only.
 //
-// Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes of the
-// bulk copies; `empty` has one arrival of each multiplying warp.
+// Barriers of a stage: `full` has the arrivals of the producer's threads (their rows are visible to the tensor cores) and the bytes
+// of the bulk copies; `empty` has one arrival of each multiplying warp.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
@@ -172,7 +172,12 @@ class HopperMath {
   using Layout = HopperLayout<kCodes, kTokens>;
 
   __device__ HopperMath(const HopperTile<kCodes, kTokens>& tile, int which)
-      : t_(tile), w_(tile.args.weights), which_(which), thread_(threadIdx.x % kTileThreads), blocks_(w_.blocks), zero_(ZeroOperand<kCodes>(w_.zero)),
+      : t_(tile),
+        w_(tile.args.weights),
+        which_(which),
+        thread_(threadIdx.x % kTileThreads),
+        blocks_(w_.blocks),
+        zero_(ZeroOperand<kCodes>(w_.zero)),
         scale_type_(w_.scale) {
     for (int half = 0; half < 2; ++half) global_[half] = w_.globals[static_cast<int64_t>(tile.tile.expert) * 2 + half];
   }
@@ -234,7 +239,8 @@ class HopperMath {
         reader[half].Decode(step, zero, operand_[step % 2][half]);
         if constexpr (kSlots > 0) {
 #pragma unroll
-          for (int reg = 0; reg < 4; ++reg) operand_[step % 2][half][0][reg] = MultiplyPair(operand_[step % 2][half][0][reg], scale[half][reg % 2]);
+          for (int reg = 0; reg < 4; ++reg)
+            operand_[step % 2][half][0][reg] = MultiplyPair(operand_[step % 2][half][0][reg], scale[half][reg % 2]);
         }
       }
       const uint64_t b = OperandB(t_.Stage(stage) + Layout::kRows + step * kStepDepth * 2);
@@ -247,7 +253,9 @@ class HopperMath {
     }
   }
 
-  __device__ int FeatureInTile(int half, int second) const { return half * kHalfRows + thread_ / 32 * 16 + thread_ % 32 / 4 + second * 8; }
+  __device__ int FeatureInTile(int half, int second) const {
+    return half * kHalfRows + thread_ / 32 * 16 + thread_ % 32 / 4 + second * 8;
+  }
 
   // Of the thread's four features, the `at`-th 128 of an array.
   __device__ void ReadScales(const uint8_t* scales, int64_t at, float (&scale)[2][2]) const {
@@ -288,8 +296,8 @@ class HopperMath {
   float sums_[2][kTokens / 2];
 };
 
-// Which tile of rows and which row tiles a thread block works on: kTilesAtOnce tiles of rows are walked together over all row tiles, so
-// that weights and rows stay in the L2 cache.
+// Which tile of rows and which row tiles a thread block works on: kTilesAtOnce tiles of rows are walked together over all row
+// tiles, so that weights and rows stay in the L2 cache.
 __device__ inline void FindHopperWork(int tiles, int row_pairs, int* tile, int* row_pair) {
   const int work = blockIdx.x, band = kTilesAtOnce * row_pairs;
   const int first = work / band * kTilesAtOnce, in_band = work % band;
@@ -311,12 +319,14 @@ __global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* 
   int at, row_pair;
   FindHopperWork(tiles, row_pairs, &at, &row_pair);
   const Tile tile = sort->tiles[at];
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(GemmArgs) / 8); i += kHopperThreads) words[i] = reinterpret_cast<const uint64_t*>(args)[i];
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(GemmArgs) / 8); i += kHopperThreads)
+    words[i] = reinterpret_cast<const uint64_t*>(args)[i];
   if (threadIdx.x < kTokens) {
     const int sorted = tile.begin + threadIdx.x;
     rows[threadIdx.x] = static_cast<int>(threadIdx.x) >= tile.count ? -1 : args->x.by_sorted_row ? sorted : sort->source[sorted];
   }
-  const uint32_t start = (SharedAddress(ring) + 1023) / 1024 * 1024, full = SharedAddress(barriers), empty = full + Layout::kStages * 8;
+  const uint32_t start = (SharedAddress(ring) + 1023) / 1024 * 1024, full = SharedAddress(barriers),
+                 empty = full + Layout::kStages * 8;
   const int math_tiles = min(kHopperTiles, row_tiles - row_pair * kHopperTiles);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
@@ -326,7 +336,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* 
     FenceBarrierInit();
   }
   __syncthreads();
-  const HopperTile<kCodes, kTokens> work = {*reinterpret_cast<const GemmArgs*>(words), tile, row_pair * kHopperTiles, math_tiles, rows, start, full, empty};
+  const HopperTile<kCodes, kTokens> work = {
+      *reinterpret_cast<const GemmArgs*>(words), tile, row_pair * kHopperTiles, math_tiles, rows, start, full, empty};
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<kProducerRegisters>();
     ProduceBlocks(work);
@@ -344,7 +355,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* 
 template <Codes kCodes, int kTokens>
 cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   using Layout = HopperLayout<kCodes, kTokens>;
-  const cudaError_t error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
   const int row_pairs = (launch.row_tiles + kHopperTiles - 1) / kHopperTiles;
   HopperGemm<kCodes, kTokens><<<launch.tiles * row_pairs, kHopperThreads, Layout::kBytes, stream>>>(args, sort);

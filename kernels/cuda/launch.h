@@ -1,5 +1,5 @@
-// Launchers of the layer's kernels as plain declarations. Arguments are members of a CallBlock in device memory; capacities bound the
-// grids and may exceed what the call then has.
+// Launchers of the layer's kernels as plain declarations. Arguments are members of a CallBlock in device memory; capacities bound
+// the grids and may exceed what the call then has.
 #ifndef MOED_KERNELS_CUDA_LAUNCH_H_
 #define MOED_KERNELS_CUDA_LAUNCH_H_
 

@@ -23,7 +23,8 @@ class Cursor {
   size_t at_;
 };
 
-// Gate and up can be one matrix with one operand when they are described alike and no expert has a value of its own for one of them.
+// Gate and up can be one matrix with one operand when they are described alike and no expert has a value of its own for one of
+// them.
 bool CanPair(const QuantScheme& scheme) {
   const ActivationScheme& input = scheme.gate.input;
   const bool own_values = input.mode == ActivationMode::kStatic || (input.mode == ActivationMode::kDynamic && input.global_scale);
@@ -140,7 +141,9 @@ bool FitsHopperW8A8(const QuantScheme& scheme) {
 
 PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin) {
   Cursor cursor(begin);
-  const auto take = [&](int64_t count, size_t bytes) { return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes); };
+  const auto take = [&](int64_t count, size_t bytes) {
+    return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes);
+  };
   const auto operand = [&](const OperandPlan& input, const PackedShape& shape, int value_terms, size_t* data, size_t* scales) {
     const int64_t count = input.by_sorted_row ? slots : rows;
     *data = take(count * shape.depth() * input.terms(value_terms), sizeof(uint16_t));

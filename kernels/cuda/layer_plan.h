@@ -1,5 +1,5 @@
-// What a layer looks like on the GPU, from its description alone: packed matrices, how inputs become operands, and the bytes of both.
-// Pure functions of plain values; no CUDA.
+// What a layer looks like on the GPU, from its description alone: packed matrices, how inputs become operands, and the bytes of
+// both. Pure functions of plain values; no CUDA.
 #ifndef MOED_KERNELS_CUDA_LAYER_PLAN_H_
 #define MOED_KERNELS_CUDA_LAYER_PLAN_H_
 
@@ -66,13 +66,14 @@ int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// The same for Hopper's own products, and 0 where the rows of an expert are too few for them to be the faster ones. `decoded`: weights
-// are codes and not bf16.
+// The same for Hopper's own products, and 0 where the rows of an expert are too few for them to be the faster ones. `decoded`:
+// weights are codes and not bf16.
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded);
 
 // Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);
-// The same for quantized inputs: int8 or FP8 with one scale a row, times codes under one scale a feature, so that products are exact.
+// The same for quantized inputs: int8 or FP8 with one scale a row, times codes under one scale a feature, so that products are
+// exact.
 bool FitsHopperW8A8(const QuantScheme& scheme);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.

@@ -192,7 +192,8 @@ absl::Status RefuseNan(const PackedShape& shape, const LinearWeights& weights) {
   const auto at = std::find_if(weights.codes.begin(), weights.codes.end(), [](uint8_t code) { return (code & 0x7F) == 0x7F; });
   if (at == weights.codes.end()) return absl::OkStatus();
   const int64_t index = at - weights.codes.begin();
-  return absl::InvalidArgumentError(absl::StrCat("FP8 weight of row ", index / shape.cols, ", column ", index % shape.cols, " is NaN"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("FP8 weight of row ", index / shape.cols, ", column ", index % shape.cols, " is NaN"));
 }
 
 }  // namespace
@@ -204,7 +205,8 @@ std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& s
   return order;
 }
 
-absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const PackTarget& target) {
+absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,
+                        const PackTarget& target) {
   absl::Status status = RefuseNan(shape, first);
   if (status.ok() && second != nullptr) status = RefuseNan(shape, *second);
   if (status.ok() && shape.own_order) status = OrderByGroup(shape, first, target.order, target.step_groups);

@@ -25,13 +25,14 @@ struct PackTarget {
   float* globals = nullptr;        // [2]: what the stored scales of half 0 and 1 are multiplied by
 };
 
-// The input at each position [depth], -1 for padding, of a shape that is ordered but not by expert: groups that are not a whole number of
-// steps, each padded to one.
+// The input at each position [depth], -1 for padding, of a shape that is ordered but not by expert: groups that are not a whole
+// number of steps, each padded to one.
 std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& scheme);
 
 // Packs one projection, or gate and up of a paired shape. UNIMPLEMENTED when act-order's groups do not fit the shape (make it with
 // `uneven` then); INVALID_ARGUMENT for a NaN among FP8 codes.
-absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const PackTarget& target);
+absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,
+                        const PackTarget& target);
 
 }  // namespace moed::cuda
 

@@ -1,11 +1,11 @@
-// The one repacked form of expert weights on the GPU, which every kernel here shares: the order of the tensor cores' register operand.
-// Plain values and pure functions, for host and device; docs/cuda_layout.md has the picture.
+// The one repacked form of expert weights on the GPU, which every kernel here shares: the order of the tensor cores' register
+// operand. Plain values and pure functions, for host and device; docs/cuda_layout.md has the picture.
 //
-// A matrix is cut into row tiles of 128 output features, a tile into two halves of 64, and depth (input features) into blocks of 64.
-// In a paired matrix half 0 holds gate's features and half 1 the same features of up, so that one thread block ends with both; in a
-// single one the halves follow each other. Blocks of a tile follow each other in memory: a tile is one stream.
-// Within a block each of 128 threads (4 warps, a warpgroup) owns 16-byte chunks: the operand A of mma.m16n8k16 or of wgmma.m64k16 is
-// what a thread reads, without any exchange: warp w holds features 16 w to 16 w + 15 of a half, and per step of 16 inputs the registers
+// A matrix is cut into row tiles of 128 output features, a tile into two halves of 64, and depth (input features) into blocks
+// of 64. In a paired matrix half 0 holds gate's features and half 1 the same features of up, so that one thread block ends with
+// both; in a single one the halves follow each other. Blocks of a tile follow each other in memory: a tile is one stream. Within a
+// block each of 128 threads (4 warps, a warpgroup) owns 16-byte chunks: the operand A of mma.m16n8k16 or of wgmma.m64k16 is what a
+// thread reads, without any exchange: warp w holds features 16 w to 16 w + 15 of a half, and per step of 16 inputs the registers
 //   r0 = (g, 2t) (g, 2t+1)   r1 = (g+8, 2t) ..   r2 = (g, 2t+8) ..   r3 = (g+8, 2t+8) (g+8, 2t+9)      lane = 4 g + t
 // each a pair of neighbouring inputs. Chunks: [chunk][half][thread][16 bytes].
 //   16 bits  chunk = step: r0 r1 r2 r3
@@ -16,7 +16,8 @@
 // Codes beyond the last feature or input are 0, their scales 0: finite, and inputs beyond the last are 0.
 //
 // Scales (in their own type), zero points (bytes) and biases (float32) lie in arrays of their own: [tile][group][128 features] and
-// [tile][128]. A group is a whole number of steps: groups that are not, and act-order, make positions differ from features (PackOrder).
+// [tile][128]. A group is a whole number of steps: groups that are not, and act-order, make positions differ from features
+// (PackOrder).
 #ifndef MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
 

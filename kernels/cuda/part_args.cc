@@ -16,9 +16,11 @@ class PartFiller {
     launch->experts = desc_.num_experts;
     launch->split = !plan_.paired;
     FillSort(&args->sort);
-    launch->stage_gate = StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
+    launch->stage_gate =
+        StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
     if (!plan_.paired) {
-      launch->stage_up = StageX(plan_.up_x, plan_.up, moe_.offsets().up, 1, w_.up_x, w_.up_scales, args, &args->stage_up, &args->up.x);
+      launch->stage_up =
+          StageX(plan_.up_x, plan_.up, moe_.offsets().up, 1, w_.up_x, w_.up_scales, args, &args->stage_up, &args->up.x);
     }
     FillGateUp(args);
     if (plan_.activates_apart) launch->activate = static_cast<int32_t>(input_.slot_capacity);
@@ -66,13 +68,13 @@ class PartFiller {
 
   // Rows that are what the product wants already: bf16, whole blocks, nothing to be done to them.
   bool IsOperand(const OperandPlan& plan, const PackedShape& shape) const {
-    return !plan.quantized && !desc_.weight_on_input && !shape.ordered && input_.dtype == DType::kBf16 && shape.cols == shape.depth() &&
-           reinterpret_cast<uintptr_t>(input_.x) % kStageAlignment == 0;
+    return !plan.quantized && !desc_.weight_on_input && !shape.ordered && input_.dtype == DType::kBf16 &&
+           shape.cols == shape.depth() && reinterpret_cast<uintptr_t>(input_.x) % kStageAlignment == 0;
   }
 
   // The operand of gate or up; returns the rows to stage, 0 for none.
-  int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data, size_t scales,
-                 const PartArgs* args, StageArgs* stage, Operand* operand) const {
+  int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data,
+                 size_t scales, const PartArgs* args, StageArgs* stage, Operand* operand) const {
     if (IsOperand(plan, shape)) {
       operand->data = static_cast<uint16_t*>(const_cast<void*>(input_.x));
       operand->row_stride = shape.cols;
@@ -183,12 +185,14 @@ class PartFiller {
     if (plan_.gate_x.spans_rows || (!plan_.paired && plan_.up_x.spans_rows)) {
       const bool sorted = batched() || desc_.weight_on_input;
       const float* weights = desc_.weight_on_input && !batched() ? input_.weights : nullptr;
-      args->x_absmax = {input_.x, input_.dtype, desc_.hidden, desc_.hidden, sorted, sorted, weights, static_cast<int32_t>(input_.rows),
+      args->x_absmax = {input_.x,         input_.dtype, desc_.hidden, desc_.hidden,
+                        sorted,           sorted,       weights,      static_cast<int32_t>(input_.rows),
                         args->sort.absmax};
       launch->x_absmax = static_cast<int32_t>(sorted ? input_.slot_capacity : input_.row_capacity);
     }
     if (plan_.down_h.spans_rows) {
-      args->h_absmax = {At<float>(w_.h), DType::kF32, plan_.h_stride(), desc_.intermediate, true, false, nullptr, 0, args->sort.absmax + 1};
+      args->h_absmax = {At<float>(w_.h), DType::kF32, plan_.h_stride(),     desc_.intermediate, true, false,
+                        nullptr,         0,           args->sort.absmax + 1};
       launch->h_absmax = static_cast<int32_t>(input_.slot_capacity);
     }
   }
@@ -215,7 +219,8 @@ class PartFiller {
 
 }  // namespace
 
-void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args, PartLaunch* launch) {
+void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args,
+              PartLaunch* launch) {
   PartFiller(moe, input, w, base).Fill(args, launch);
 }
 

@@ -26,10 +26,11 @@ struct PartInput {
 };
 
 // Fills `args`, whose arrays lie at the offsets `w` from `base`, and the launches that belong to them.
-void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args, PartLaunch* launch);
+void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args,
+              PartLaunch* launch);
 
-// Fills `args` for the sum over slots of the routed part `part`, which FillPart filled for `input`, into `out` [rows, H] of `dtype` on the
-// device; of batched experts the rows that their counts tell. The shared expert's members stay as they are.
+// Fills `args` for the sum over slots of the routed part `part`, which FillPart filled for `input`, into `out` [rows, H] of `dtype`
+// on the device; of batched experts the rows that their counts tell. The shared expert's members stay as they are.
 void FillCombine(const CudaMoe& moe, const PartInput& input, const PartArgs& part, void* out, DType dtype, CombineArgs* args);
 
 }  // namespace moed::cuda

@@ -26,7 +26,8 @@ class Reference : public Backend {
     Verdict verdict;
     if (!ReferenceIsBuilt()) verdict.reasons.push_back({"not_built", "this build has no CUDA"});
     if (!device.has_gpu) {
-      verdict.reasons.push_back({"gpu_missing", absl::StrCat("the machine has no GPU", device.gpu_absence.empty() ? "" : ": ", device.gpu_absence)});
+      verdict.reasons.push_back(
+          {"gpu_missing", absl::StrCat("the machine has no GPU", device.gpu_absence.empty() ? "" : ": ", device.gpu_absence)});
     } else if (device.cuda_major != kMajor || device.cuda_minor != kMinor) {
       verdict.reasons.push_back({"capability_unsupported", absl::StrCat("the GPU has compute capability ", device.cuda_major, ".",
                                                                         device.cuda_minor, ", want ", kMajor, ".", kMinor)});

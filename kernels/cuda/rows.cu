@@ -1,7 +1,7 @@
 // Kernels over the rows of a call: token sort, operands, combine. Their arguments and contracts are in call_block.h.
 //
-// Nothing here depends on the order in which threads run: ranks within an expert are handed out by atomics, but a row's result does not
-// depend on its rank, and largest magnitudes are merged as integers, where NaN is the largest of all.
+// Nothing here depends on the order in which threads run: ranks within an expert are handed out by atomics, but a row's result does
+// not depend on its rank, and largest magnitudes are merged as integers, where NaN is the largest of all.
 #include <cuda_runtime.h>
 
 #include "kernels/activation.h"
@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(kRowThreads) AbsMax(const AbsMaxArgs* args, co
   const float weight = a.weights != nullptr ? a.weights[sort->slot[row]] : 1.0f;
   const int64_t from = (a.from_source ? sort->source[row] : row) * a.stride;
   uint32_t most = 0;
-  for (int64_t k = threadIdx.x; k < a.cols; k += kRowThreads) most = max(most, Magnitude(LoadElement(a.x, a.dtype, from + k) * weight));
+  for (int64_t k = threadIdx.x; k < a.cols; k += kRowThreads)
+    most = max(most, Magnitude(LoadElement(a.x, a.dtype, from + k) * weight));
   most = BlockMax(most);
   if (threadIdx.x == 0) atomicMax(a.absmax, most);
 }
@@ -235,7 +236,8 @@ __global__ void __launch_bounds__(kRowThreads) StageRows(const StageArgs* args, 
   // Scales as the product wants them: of every group, also where one covers the row.
   __syncthreads();
   for (int64_t g = threadIdx.x; g < a.out.scale_stride; g += kRowThreads) {
-    const float factor = staged.Factor(staged.scales[groups == 1 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic ? 0 : g]);
+    const float factor =
+        staged.Factor(staged.scales[groups == 1 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic ? 0 : g]);
     a.out.scales[row * a.out.scale_stride + g] = factor;
   }
 }
@@ -263,7 +265,8 @@ __global__ void __launch_bounds__(kRowThreads) Combine(const CombineArgs* args) 
   const bool batched = a.source != nullptr;
   if (row >= (batched ? a.totals[0] : a.rows)) return;
   const int64_t to = (batched ? a.source[row] : row) * a.cols;
-  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kRowThreads + threadIdx.x; c < a.cols; c += static_cast<int64_t>(gridDim.y) * kRowThreads) {
+  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kRowThreads + threadIdx.x; c < a.cols;
+       c += static_cast<int64_t>(gridDim.y) * kRowThreads) {
     float sum = 0.0f;
     if (batched) {
       sum = a.y[row * a.y_stride + c];

@@ -1,7 +1,7 @@
 // Hopper's warpgroup products and barriers, as far as the fast kernels use them (sm_90a).
 //
-// wgmma.m64nNk16 with the weights as operand A from registers (packed_layout.h holds them in that order) and rows as operand B from shared
-// memory: rows of 128 bytes, 16-byte pieces exchanged by row mod 8 (the 128-byte swizzle), tiles aligned to 1024 bytes.
+// wgmma.m64nNk16 with the weights as operand A from registers (packed_layout.h holds them in that order) and rows as operand B from
+// shared memory: rows of 128 bytes, 16-byte pieces exchanged by row mod 8 (the 128-byte swizzle), tiles aligned to 1024 bytes.
 #ifndef MOED_KERNELS_CUDA_WGMMA_INL_CUH_
 #define MOED_KERNELS_CUDA_WGMMA_INL_CUH_
 
@@ -35,8 +35,8 @@ __device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
 
 // `bytes` (a multiple of 16) from global to shared memory by the copy engine; completes on `barrier`.
 __device__ inline void CopyBulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared), "l"(global),
-               "r"(bytes), "r"(barrier)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
 
@@ -59,14 +59,15 @@ __device__ inline void FewerRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// Descriptor of operand B at `address` (of the tile, plus 32 bytes for each step of 16 inputs): 128-byte swizzle, 1024 bytes from eight
-// rows to the next eight.
+// Descriptor of operand B at `address` (of the tile, plus 32 bytes for each step of 16 inputs): 128-byte swizzle, 1024 bytes from
+// eight rows to the next eight.
 __device__ inline uint64_t OperandB(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32, kLeading = uint64_t{1} << 16;
   return ((address & 0x3FFFF) >> 4) | kLeading | kEightRows | kSwizzle128;
 }
 
-// d[64 x N] += a[64 x 16] b[16 x N]: the sums of thread (warp w, lane 4 g + t) are d[4 c + 2 s + i] = (16 w + g + 8 s, 8 c + 2 t + i).
+// d[64 x N] += a[64 x 16] b[16 x N]: the sums of thread (warp w, lane 4 g + t) are d[4 c + 2 s + i] = (16 w + g + 8 s, 8 c + 2 t +
+// i).
 template <int kColumns>
 struct WarpgroupProduct;
 

@@ -60,7 +60,8 @@ bool HasReason(const Verdict& verdict, const std::string& code, const std::strin
 
 // Nothing but the missing name speaks against the backend.
 bool RunsByName(const Verdict& verdict) {
-  return std::all_of(verdict.reasons.begin(), verdict.reasons.end(), [](const Reason& reason) { return reason.code == "only_by_name"; });
+  return std::all_of(verdict.reasons.begin(), verdict.reasons.end(),
+                     [](const Reason& reason) { return reason.code == "only_by_name"; });
 }
 
 // The refusal has a line for every backend of its own: each of its reasons, or "ok".
@@ -206,7 +207,8 @@ TEST_CASE("B02b, B02c: all reasons of a backend are told at once: instructions a
   const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);
   const LayerExplanation a100 = Explained(model.path(), *BuiltInDevice("a100"));  // its host has AVX2 only
   CHECK(HasReason(VerdictOf(a100, "cpu_vnni"), "isa_missing", "avx512f"));
-  CHECK(HasReason(VerdictOf(a100, "cpu_vnni"), "scheme_unsupported", "its products want int4, int8 or FP4 weights with int8 activations"));
+  CHECK(HasReason(VerdictOf(a100, "cpu_vnni"), "scheme_unsupported",
+                  "its products want int4, int8 or FP4 weights with int8 activations"));
   CHECK(HasReason(VerdictOf(a100, "cpu_avxvnni"), "scheme_unsupported", "got int4"));
   CHECK(a100.choice == "cpu_avx2");
   const LayerExplanation h200 = Explained(model.path(), *BuiltInDevice("h200"));
@@ -255,10 +257,12 @@ TEST_CASE("B02b, B02c: each processor gets the products of its newest instructio
   }
 }
 
-TEST_CASE("B02b, B02c: an H200 gets every scheme, 16-bit activations without zero points from its own products; other GPUs what is built") {
+TEST_CASE(
+    "B02b, B02c: an H200 gets every scheme, 16-bit activations without zero points from its own products; other GPUs what is "
+    "built") {
   const DeviceInfo h200 = *BuiltInDevice("h200"), a100 = *BuiltInDevice("a100");
-  for (const char* name : {"int4", "int4 zero points", "int4 act-order", "int8", "mxfp4", "nvfp4", "fp8", "fp8 block", "bf16", "f16", "f32",
-                           "int8 W8A8", "int4 W4A8", "nvfp4 W4A4", "mxfp4 W4A4"}) {
+  for (const char* name : {"int4", "int4 zero points", "int4 act-order", "int8", "mxfp4", "nvfp4", "fp8", "fp8 block", "bf16",
+                           "f16", "f32", "int8 W8A8", "int4 W4A8", "nvfp4 W4A4", "mxfp4 W4A4"}) {
     INFO(name);
     const CaseScheme& scheme = CaseSchemeNamed(name);
     const CaseModel model(SpecOf(scheme, 4, 2, 256, 128), scheme);

@@ -1,5 +1,5 @@
-// cuda_generic against the judge on the GPU: every scheme, odd shapes, every number of rows, both activation formats, and what a row's
-// result may depend on. Cases tagged [small] are those that also run under compute-sanitizer.
+// cuda_generic against the judge on the GPU: every scheme, odd shapes, every number of rows, both activation formats, and what a
+// row's result may depend on. Cases tagged [small] are those that also run under compute-sanitizer.
 #include <catch2/catch.hpp>
 
 #include <algorithm>

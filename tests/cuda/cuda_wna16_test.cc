@@ -1,5 +1,5 @@
-// cuda_wna16 against the judge on the GPU: 16-bit activations by wgmma, with every kind of codes, group and size of tile, and where a call
-// falls back on the products of cuda_generic.
+// cuda_wna16 against the judge on the GPU: 16-bit activations by wgmma, with every kind of codes, group and size of tile, and where
+// a call falls back on the products of cuda_generic.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -38,7 +38,8 @@ MoeDesc Desc(int experts, int top_k, int64_t hidden, int64_t intermediate, const
 std::vector<WeightScheme> Schemes() {
   std::vector<WeightScheme> all;
   for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
-    for (GroupShape group : {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{1, 24}}) {
+    for (GroupShape group :
+         {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{1, 24}}) {
       all.push_back(Weights(element, ScaleType::kF16, group));
     }
     all.push_back(Weights(element, ScaleType::kBf16, {1, 32}));
@@ -60,7 +61,8 @@ TEST_CASE("cuda_wna16: every scheme agrees with the judge at every number of row
   uint64_t seed = 5000;
   for (const WeightScheme& scheme : Schemes()) {
     const JudgedLayer layer(Desc(3, 2, 192, 320, scheme), ++seed, Wna16());
-    for (int64_t rows : {0, 1, 7, 17, 18, 31, 33, 48, 64, 96, 127, 129, 300, 1000, 2048}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+    for (int64_t rows : {0, 1, 7, 17, 18, 31, 33, 48, 64, 96, 127, 129, 300, 1000, 2048})
+      layer.Compare(rows, DType::kBf16, kBound, seed + 1);
     for (int64_t rows : {1, 100}) layer.Compare(rows, DType::kF32, 2e-5, seed + 2);
     layer.Compare(200, DType::kF16, kBound, seed + 3);
   }
@@ -71,8 +73,9 @@ TEST_CASE("cuda_wna16: odd shapes agree with the judge") {
   uint64_t seed = 5200;
   for (const auto& [hidden, intermediate] :
        {std::pair<int64_t, int64_t>{704, 1344}, {1344, 176}, {2880, 320}, {320, 2880}, {75, 67}, {257, 97}}) {
-    for (const WeightScheme& scheme : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}),
-                                       Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+    for (const WeightScheme& scheme :
+         {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}),
+          Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
       MoeDesc desc = Desc(4, 2, hidden, intermediate, scheme);
       desc.biases = true;
       const JudgedLayer layer(desc, ++seed, Wna16());
@@ -99,7 +102,8 @@ TEST_CASE("cuda_wna16: activations, biases and batched experts", "[small]") {
 TEST_CASE("cuda_wna16: repeats are bitwise equal, equal rows too, and NaN stays in its row") {
   if (!HaveGpu()) return Skip("no GPU");
   uint64_t seed = 5400;
-  for (const WeightScheme& scheme : {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+  for (const WeightScheme& scheme :
+       {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
     const JudgedLayer layer(Desc(4, 2, 320, 192, scheme), ++seed, Wna16());
     RandomBatch batch(layer.desc(), 400, 2, DType::kBf16, seed);
     const size_t row_bytes = 320 * sizeof(uint16_t);
@@ -159,9 +163,11 @@ TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weigh
   CHECK(codes(desc, ampere).find("gpu_unsupported") != std::string::npos);
   desc.deterministic = true;
   CHECK(codes(desc, hopper).find("not_deterministic") != std::string::npos);
-  CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kF32, ScaleType::kNone, {})), hopper).find("scheme_unsupported") != std::string::npos);
-  CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true)), hopper).find("scheme_unsupported") !=
+  CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kF32, ScaleType::kNone, {})), hopper).find("scheme_unsupported") !=
         std::string::npos);
+  CHECK(
+      codes(Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true)), hopper).find("scheme_unsupported") !=
+      std::string::npos);
   desc.deterministic = false;
   desc.max_tokens_per_expert = int64_t{1} << 28;  // of 4 experts: as many rows as a call may have
   if (built) CHECK(codes(desc, hopper) == "");

@@ -49,7 +49,8 @@ void PoisonLane(Lane& lane, size_t bytes) {
 }
 
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype) {
-  if (moe.accelerator() != nullptr) PoisonLane(moe.WorkspaceBytes(batch.x.rows, batch.top_k) + 4 * batch.x.bytes() + (size_t{1} << 20));
+  if (moe.accelerator() != nullptr)
+    PoisonLane(moe.WorkspaceBytes(batch.x.rows, batch.top_k) + 4 * batch.x.bytes() + (size_t{1} << 20));
   ExecContext context;
   context.pool = &Pool();
   context.lane = &GpuLane();
@@ -82,8 +83,8 @@ double JudgedLayer::CompareBatch(const MoeBatch& batch, double bound) const {
   INFO(got.status() << " " << want.status());
   REQUIRE((got.ok() && want.ok()));
   const Judgement judgement = Judge(*got, *want, desc_.hidden, bound);
-  INFO(Describe(desc_.scheme) << " E=" << desc_.num_experts << " H=" << desc_.hidden << " I=" << desc_.intermediate << " M=" << batch.x.rows
-                              << " " << DTypeName(batch.x.dtype) << ": " << judgement.reason);
+  INFO(Describe(desc_.scheme) << " E=" << desc_.num_experts << " H=" << desc_.hidden << " I=" << desc_.intermediate
+                              << " M=" << batch.x.rows << " " << DTypeName(batch.x.dtype) << ": " << judgement.reason);
   CHECK(judgement.passed);
   return judgement.worst;
 }

@@ -195,7 +195,8 @@ TEST_CASE("layer plan: Hopper's tiles are for experts of 12 rows on average, in 
         REQUIRE(rows == 0);
         continue;
       }
-      REQUIRE(std::find(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) != std::end(kHopperTileRowChoices));
+      REQUIRE(std::find(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) !=
+              std::end(kHopperTileRowChoices));
       REQUIRE(rows >= last);
       if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
       last = rows;

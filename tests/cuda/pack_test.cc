@@ -76,7 +76,8 @@ std::vector<float> Unpack(const PackedShape& shape, const WeightScheme& scheme, 
                                        : (IsInteger(shape.codes) ? 1 << (BitsOf(shape.codes) - 1) : 0);
     const std::byte* block = packed.codes.data() + (tile * shape.blocks + at / kBlockDepth) * BlockBytes(shape.codes);
     float value = CodeAt(shape, block, PlaceOf(shape.codes, in_tile, static_cast<int>(at % kBlockDepth)), zero);
-    if (shape.groups > 0) value *= ScaleAt(shape.scale, packed.scales.data() + scale_at * ScaleBytes(shape.scale)) * packed.globals[second];
+    if (shape.groups > 0)
+      value *= ScaleAt(shape.scale, packed.scales.data() + scale_at * ScaleBytes(shape.scale)) * packed.globals[second];
     int64_t k = at < shape.cols ? at : -1;
     if (shape.ordered) k = shape.own_order ? packed.order[static_cast<size_t>(at)] : common[static_cast<size_t>(at)];
     if (k >= 0) values[static_cast<size_t>(k)] = value;
@@ -102,8 +103,8 @@ void ExpectEqual(const PackedShape& shape, const LinearWeights& weights, const P
 std::vector<WeightScheme> Schemes() {
   std::vector<WeightScheme> all;
   for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
-    for (GroupShape group : {GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{0, 0}, GroupShape{1, 20},
-                             GroupShape{1, 48}}) {
+    for (GroupShape group : {GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{0, 0},
+                             GroupShape{1, 20}, GroupShape{1, 48}}) {
       for (bool zero_points : {false, true}) all.push_back(Weights(element, ScaleType::kF16, group, zero_points));
     }
     for (bool zero_points : {false, true}) {
@@ -120,7 +121,8 @@ std::vector<WeightScheme> Schemes() {
     all.push_back(Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16}));
     all.back().global_scale = global;
   }
-  for (ElementType element : {ElementType::kF32, ElementType::kBf16, ElementType::kF16}) all.push_back(Weights(element, ScaleType::kNone, {}));
+  for (ElementType element : {ElementType::kF32, ElementType::kBf16, ElementType::kF16})
+    all.push_back(Weights(element, ScaleType::kNone, {}));
   return all;
 }
 
