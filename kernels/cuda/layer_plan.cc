@@ -128,6 +128,13 @@ bool FitsHopper(const QuantScheme& scheme) {
   return true;
 }
 
+bool HopperRounds(const QuantScheme& scheme) {
+  for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
+    if (!IsUnquantized(linear->weights.element) && linear->weights.group.cols != 0) return true;
+  }
+  return false;
+}
+
 bool FitsHopperW8A8(const QuantScheme& scheme) {
   for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
     const ActivationScheme& input = linear->input;

@@ -76,6 +76,9 @@ bool FitsHopper(const QuantScheme& scheme);
 // exact.
 bool FitsHopperW8A8(const QuantScheme& scheme);
 
+// Whether Hopper's products round weights of the layer: code times scale, where a feature has scales of several groups.
+bool HopperRounds(const QuantScheme& scheme);
+
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {
   size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
