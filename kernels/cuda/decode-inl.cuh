@@ -37,12 +37,33 @@ __device__ inline void SplitPair(float low, float high, uint32_t (&out)[kTerms])
   }
 }
 
+// (a & mask) | bits in one instruction. In plain C++ the compiler makes two of it, since it encodes one constant in each.
+template <uint32_t kMask, uint32_t kBits>
+__device__ inline uint32_t MaskOr(uint32_t a) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(kMask), "n"(kBits));
+  return r;
+}
+// (~a & mask) | bits.
+template <uint32_t kMask, uint32_t kBits>
+__device__ inline uint32_t InverseMaskOr(uint32_t a) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(r) : "r"(a), "n"(kMask), "n"(kBits));
+  return r;
+}
+
+// The low byte of each half of `bytes`, minus 128, as a pair of bf16: its seven low bits under 128's exponent are 128 + low; its top
+// bit, inverted, under the same exponent makes 256 of 128. All of it is exact.
+__device__ inline uint32_t BytesMinus128(uint32_t bytes) {
+  return SubtractPair(MaskOr<0x007F007Fu, 0x43004300u>(bytes), InverseMaskOr<0x00800080u, 0x43004300u>(bytes));
+}
+
 // Register `reg` of a 4-bit step's word. `zero`: 128 + zero point, twice, for the register's row.
 template <Codes kCodes>
 __device__ inline uint32_t DecodeNibbles(uint32_t word, int reg, uint32_t zero) {
   if constexpr (kCodes == Codes::kInt4) {
     // Mantissas of 128 + code; the difference is exact.
-    return SubtractPair(((word >> (4 * reg)) & 0x000F000Fu) | 0x43004300u, zero);
+    return SubtractPair(MaskOr<0x000F000Fu, 0x43004300u>(word >> (4 * reg)), zero);
   } else {
     // E2M1's exponent and mantissa become the low bits of bf16's exponent and the top of its mantissa; 2^126 moves the bias from
     // 127 to 1, for the subnormal code as well.
@@ -51,15 +72,12 @@ __device__ inline uint32_t DecodeNibbles(uint32_t word, int reg, uint32_t zero) 
   }
 }
 
-// Register `reg` of an 8-bit step's words. `zero`: 2^23 + zero point, for the register's row.
+// Register `reg` of an 8-bit step's words. `zero`: zero point - 128, twice, for the register's row.
 template <Codes kCodes>
-__device__ inline uint32_t DecodeBytes(uint2 step, int reg, float zero) {
+__device__ inline uint32_t DecodeBytes(uint2 step, int reg, uint32_t zero) {
   const uint32_t word = reg < 2 ? step.x : step.y;
   if constexpr (kCodes == Codes::kInt8) {
-    // Bytes under the exponent of 2^23 are floats 2^23 + code.
-    const uint32_t first = __byte_perm(word, 0x4B000000u, reg % 2 == 0 ? 0x7440 : 0x7441);
-    const uint32_t second = __byte_perm(word, 0x4B000000u, reg % 2 == 0 ? 0x7442 : 0x7443);
-    return PackBf16(Bits(first) - zero, Bits(second) - zero);
+    return SubtractPair(BytesMinus128(reg % 2 == 0 ? word : word >> 8), zero);
   } else {
     // As E2M1: 2^120 moves the bias from 127 to 7. NaN codes are refused when packing.
     const uint32_t top = reg % 2 == 0 ? word << 8 : word;
@@ -89,7 +107,7 @@ struct ChunkReader {
     return at % 4 == 0 ? c.x : at % 4 == 1 ? c.y : at % 4 == 2 ? c.z : c.w;
   }
 
-  // `zero`: of the thread's two rows; 128 + zero or 2^23 + zero as the codes want it, unused by floats.
+  // `zero`: of the thread's two rows, as ZeroOperand gives it; unused by floats.
   __device__ void Decode(int step, const uint32_t (&zero)[2], Fragment<kCodes>& out) const {
 #pragma unroll
     for (int reg = 0; reg < 4; ++reg) {
@@ -97,7 +115,7 @@ struct ChunkReader {
         out[0][reg] = DecodeNibbles<kCodes>(Word(step), reg, zero[reg % 2]);
       } else if constexpr (BitsOf(kCodes) == 8) {
         const int first = step % 2 * 2;
-        out[0][reg] = DecodeBytes<kCodes>(make_uint2(Word(first), Word(first + 1)), reg, Bits(zero[reg % 2]));
+        out[0][reg] = DecodeBytes<kCodes>(make_uint2(Word(first), Word(first + 1)), reg, zero[reg % 2]);
       } else if constexpr (kCodes == Codes::kBf16) {
         out[0][reg] = Word(reg);
       } else {
@@ -128,7 +146,7 @@ struct ChunkReader {
 template <Codes kCodes>
 __device__ inline uint32_t ZeroOperand(int zero) {
   if constexpr (kCodes == Codes::kInt4) return (0x4300u | static_cast<uint32_t>(zero)) * 0x00010001u;
-  return __float_as_uint(8388608.0f + static_cast<float>(zero));
+  return BytesMinus128(static_cast<uint32_t>(zero) * 0x00010001u);
 }
 
 }  // namespace moed::cuda
