@@ -34,15 +34,20 @@ struct SortArgs {
   int32_t* slot = nullptr;        // [S] sorted row -> slot
   int32_t* expert = nullptr;      // [S] sorted row -> expert
   int32_t* position = nullptr;    // [S] slot -> sorted row, -1 without an expert
+  int32_t* rank = nullptr;        // [S] sorted row -> its index within its expert
   Tile* tiles = nullptr;
   int32_t* totals = nullptr;      // [2]: sorted rows, tiles
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
 };
 
 // Rows of one product, as the sum of `terms` bf16 matrices: values, or codes that `scales` multiply.
+//
+// Hopper's products read sorted rows in panels, so that a tile's rows are contiguous in each block of 64 inputs and lie as wgmma
+// wants them in shared memory: [blocks][rows][64], the 16-byte piece p of a panel's row at p ^ (rank of the row mod 8).
 struct Operand {
-  uint16_t* data = nullptr;    // bf16 [terms][rows][depth]
+  uint16_t* data = nullptr;    // bf16 [terms][rows][depth], or one term in panels
   int64_t row_stride = 0;      // elements
+  int64_t panel_stride = 0;    // elements from a block's panel to the next one's; 0: no panels
   int64_t term_stride = 0;
   int32_t terms = 1;
   float* scales = nullptr;     // [rows][scale_stride]; null: none
@@ -60,6 +65,9 @@ struct StageArgs {
   int64_t cols = 0;
   int64_t depth = 0;
   bool from_source = false;         // sorted row r reads x row source[r]; else row r reads row r
+  bool scatter = false;             // row r is a token's, and is stored as every sorted row of its slots; it has one scale at most
+  bool copies = false;              // nothing is to be done to rows of bf16 but to move them, 16 bytes at a time
+  int32_t top_k = 0;                // with `scatter`
   const float* weights = nullptr;   // [S] of slots, multiplied in first; null: none
   ActivationScheme scheme;
   int32_t group = 0;                // inputs of a scale's group; 0: the row
@@ -110,6 +118,7 @@ struct GemmArgs {
   float* out = nullptr;            // [sorted][out_stride]; null: out_bf16
   uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written
   int64_t out_stride = 0;
+  int64_t out_panel_stride = 0;    // of out_bf16 in panels (Operand)
 };
 
 // h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.
@@ -122,6 +131,7 @@ struct ActivateArgs {
   float* out = nullptr;         // [sorted][out_stride]; null: out_bf16, features up to out_stride are written
   uint16_t* out_bf16 = nullptr;
   int64_t out_stride = 0;
+  int64_t out_panel_stride = 0;
 };
 
 // Scales that span the request: the largest magnitude of a matrix's rows.

@@ -84,7 +84,7 @@ class CudaBackend : public Backend {
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
     const int64_t slots = desc.max_tokens * desc.top_k;
-    return WorkspaceOf(desc, PlanOf(desc), desc.max_tokens, slots, DType::kF32, 0).end + CallBytes(desc, slots);
+    return LargestWorkspace(desc, PlanOf(desc), variant_.fits != nullptr, desc.max_tokens, slots) + CallBytes(desc, slots);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,

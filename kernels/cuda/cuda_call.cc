@@ -72,10 +72,10 @@ class LayoutMaker {
     l.factor = Take(rows, sizeof(float));
     l.x = Take(x_on_host_ ? std::max(rows, input_.x.rows) : 0, input_.x.row_bytes());
     l.out = Take(out_on_host_ ? std::max(rows, input_.x.rows) : 0, static_cast<size_t>(input_.x.cols) * DTypeBytes(out_dtype_));
-    l.part[0] = WorkspaceOf(target_.routed->desc(), target_.routed->plan(), rows, slots, input_.x.dtype, at_);
+    l.part[0] = WorkspaceFor(*target_.routed, rows, slots);
     at_ = l.part[0].end;
     if (target_.shared != nullptr) {
-      l.part[1] = WorkspaceOf(target_.shared->desc(), target_.shared->plan(), rows, rows, input_.x.dtype, at_);
+      l.part[1] = WorkspaceFor(*target_.shared, rows, rows);
       at_ = l.part[1].end;
     }
     l.bytes = at_;
@@ -83,6 +83,10 @@ class LayoutMaker {
   }
 
  private:
+  PartWorkspace WorkspaceFor(const CudaMoe& moe, int64_t rows, int64_t slots) const {
+    return WorkspaceOf(moe.desc(), moe.plan(), moe.hopper(), rows, slots, input_.x.dtype, at_);
+  }
+
   size_t Take(int64_t count, size_t bytes) {
     const size_t begin = at_;
     at_ = Aligned(at_ + static_cast<size_t>(count) * bytes);
@@ -370,10 +374,14 @@ class RunningCall {
 // Of the largest call of `rows` rows with the model's own top-k.
 size_t WorkspaceBytesOf(const CallTarget& target, int64_t rows) {
   CallInput input;
-  input.x = {nullptr, DType::kF32, rows, target.routed->desc().hidden, Place::kHost};
   input.top_k = target.router->top_k;
   input.routing = RoutingKind::kGate;
-  return LayoutMaker(target, input, SizesOf(target, input), DType::kF32, true, true).Make().bytes;
+  size_t most = 0;
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    input.x = {nullptr, dtype, rows, target.routed->desc().hidden, Place::kHost};
+    most = std::max(most, LayoutMaker(target, input, SizesOf(target, input), DType::kF32, true, true).Make().bytes);
+  }
+  return most;
 }
 
 CudaDevice* DeviceOf(const CallTarget& target) { return static_cast<CudaDevice*>(target.routed->accelerator()); }

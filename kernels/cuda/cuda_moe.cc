@@ -80,9 +80,9 @@ absl::Status CudaMoe::RunBatched(const BatchedExperts& batch, MutableTensorView 
 }
 
 size_t CudaMoe::WorkspaceBytes(int64_t tokens, int top_k) const {
-  return WorkspaceOf(desc_, plan_, tokens, tokens * top_k, DType::kF32, 0).end;
+  return LargestWorkspace(desc_, plan_, hopper_, tokens, tokens * top_k);
 }
 
-size_t CudaMoe::BatchedWorkspaceBytes(int64_t rows) const { return WorkspaceOf(desc_, plan_, rows, rows, DType::kF32, 0).end; }
+size_t CudaMoe::BatchedWorkspaceBytes(int64_t rows) const { return LargestWorkspace(desc_, plan_, hopper_, rows, rows); }
 
 }  // namespace moed::cuda

@@ -57,6 +57,46 @@ __device__ inline void WithScale(ScaleType type, const Body& body) {
   }
 }
 
+// One scale of `type`, by the bits that hold it, and how many bytes these are.
+__device__ inline float ScaleOfBits(ScaleType type, uint32_t bits) {
+  switch (type) {
+    case ScaleType::kNone: return 1.0f;
+    case ScaleType::kF32: return Bits(bits);
+    case ScaleType::kBf16: return Bits(bits << 16);
+    case ScaleType::kF16: return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    case ScaleType::kE8m0: return FastE8m0(bits);
+    case ScaleType::kE4m3: return FastE4m3(bits);
+  }
+  return 1.0f;
+}
+__device__ inline int ScaleBytesOf(ScaleType type) {
+  return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 1 : 2;
+}
+
+// `bytes` (1, 2 or 4) of global memory that nobody writes.
+__device__ inline uint32_t LoadBits(const uint8_t* from, int bytes) {
+  if (bytes == 1) return __ldg(from);
+  if (bytes == 2) return __ldg(reinterpret_cast<const uint16_t*>(from));
+  return __ldg(reinterpret_cast<const uint32_t*>(from));
+}
+
+// The same value, which the compiler keeps in a register instead of making it anew at each use.
+__device__ inline uint32_t Opaque(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ inline void StoreShared16(uint32_t address, const uint32_t (&v)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+// Where input `at` of an operand's row lies, in elements (Operand in call_block.h): in a row, or in panels with the row's rank.
+__device__ inline int64_t OperandAt(int64_t row_stride, int64_t panel_stride, int64_t row, int rank, int64_t at) {
+  if (panel_stride == 0) return row * row_stride + at;
+  const int in_block = static_cast<int>(at % 64);
+  return at / 64 * panel_stride + row * 64 + ((in_block / 8) ^ (rank % 8)) * 8 + in_block % 8;
+}
+
 __device__ inline uint32_t SharedAddress(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
 // 16 bytes from global to shared memory, past L1; `valid` false writes zeros and reads nothing.

@@ -6,7 +6,7 @@ namespace moed::cuda {
 namespace {
 
 PartWorkspace LayoutOf(const CudaMoe& moe, const DeviceOp& op) {
-  return WorkspaceOf(moe.desc(), moe.plan(), op.rows, op.rows * op.top_k, op.x_dtype, 0);
+  return WorkspaceOf(moe.desc(), moe.plan(), moe.hopper(), op.rows, op.rows * op.top_k, op.x_dtype, 0);
 }
 
 }  // namespace

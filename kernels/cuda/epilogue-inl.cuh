@@ -37,7 +37,7 @@ struct SigmoidForm {
 // One thread's part of a tile's results.
 class TileStore {
  public:
-  // `thread` of 128; `row_scales`: of the tile's rows, or null. rows[r]: row of x of the tile's row r.
+  // `thread` of 128. rows[r]: row of x of the tile's row r; null where x lies by sorted row.
   __device__ TileStore(const GemmArgs& args, const Tile& tile, int64_t row_tile, int thread, const int* rows)
       : args_(args),
         tile_(tile),
@@ -68,7 +68,8 @@ class TileStore {
  private:
   __device__ float RowScale(int row) const {
     if (!scaled_ || row >= tile_.count) return 1.0f;
-    return args_.x.scales[static_cast<int64_t>(rows_[row]) * args_.x.scale_stride];
+    const int64_t x_row = rows_ != nullptr ? rows_[row] : tile_.begin + row;
+    return args_.x.scales[x_row * args_.x.scale_stride];
   }
 
   template <int kColumns, typename Sum>
@@ -133,7 +134,9 @@ class TileStore {
     const int64_t even_feature = feature & ~int64_t{1};
     if (row >= tile_.count || even_feature >= args_.out_stride) return;
     const uint32_t pair = odd ? PackBf16(other, h[1]) : PackBf16(h[0], other);
-    *reinterpret_cast<uint32_t*>(args_.out_bf16 + (tile_.begin + row) * args_.out_stride + even_feature) = pair;
+    // A tile's first row has a rank that is a multiple of 8.
+    const int64_t at = OperandAt(args_.out_stride, args_.out_panel_stride, tile_.begin + row, row, even_feature);
+    *reinterpret_cast<uint32_t*>(args_.out_bf16 + at) = pair;
   }
 
   const GemmArgs& args_;

@@ -146,13 +146,15 @@ bool FitsHopperW8A8(const QuantScheme& scheme) {
   return true;
 }
 
-PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin) {
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hopper, int64_t rows, int64_t slots, DType dtype,
+                          size_t begin) {
   Cursor cursor(begin);
   const auto take = [&](int64_t count, size_t bytes) {
     return cursor.Take(static_cast<size_t>(std::max<int64_t>(count, 1)) * bytes);
   };
   const auto operand = [&](const OperandPlan& input, const PackedShape& shape, int value_terms, size_t* data, size_t* scales) {
-    const int64_t count = input.by_sorted_row ? slots : rows;
+    const bool sorted = input.by_sorted_row || (hopper && input.terms(value_terms) == 1);
+    const int64_t count = sorted ? slots : rows;
     *data = take(count * shape.depth() * input.terms(value_terms), sizeof(uint16_t));
     *scales = take(input.quantized ? count * input.groups : 0, sizeof(float));
   };
@@ -162,6 +164,7 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t ro
   w.slot = take(slots, sizeof(int32_t));
   w.expert = take(slots, sizeof(int32_t));
   w.position = take(slots, sizeof(int32_t));
+  w.rank = take(slots, sizeof(int32_t));
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
   w.totals = take(2, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));
@@ -177,6 +180,13 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t ro
   w.y = take(slots * desc.hidden, sizeof(float));
   w.end = cursor.at();
   return w;
+}
+
+size_t LargestWorkspace(const MoeDesc& desc, const LayerPlan& plan, bool hopper, int64_t rows, int64_t slots) {
+  size_t most = 0;
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16})
+    most = std::max(most, WorkspaceOf(desc, plan, hopper, rows, slots, dtype, 0).end);
+  return most;
 }
 
 }  // namespace moed::cuda

@@ -81,12 +81,15 @@ bool HopperRounds(const QuantScheme& scheme);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {
-  size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
+  size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, rank = 0, tiles = 0, totals = 0, absmax = 0;
   size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, up_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
   size_t end = 0;
 };
-// `rows` of x in `dtype`, `slots` sorted rows at most.
-PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots, DType dtype, size_t begin);
+// `rows` of x in `dtype`, `slots` sorted rows at most. `hopper`: Hopper's products may run, whose x lies by sorted row.
+PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hopper, int64_t rows, int64_t slots, DType dtype,
+                          size_t begin);
+// Bytes of the largest of them, whatever the dtype of x.
+size_t LargestWorkspace(const MoeDesc& desc, const LayerPlan& plan, bool hopper, int64_t rows, int64_t slots);
 
 }  // namespace moed::cuda
 

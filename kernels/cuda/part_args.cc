@@ -16,6 +16,7 @@ class PartFiller {
     launch->experts = desc_.num_experts;
     launch->split = !plan_.paired;
     FillSort(&args->sort);
+    ChooseProducts(&args->sort);
     launch->stage_gate =
         StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
     if (!plan_.paired) {
@@ -27,14 +28,6 @@ class PartFiller {
     launch->stage_down = StageH(args);
     FillDown(args);
     FillAbsMax(args, launch);
-    const bool terms = args->gate.x.terms > 1 || args->down.x.terms > 1 || (!plan_.paired && args->up.x.terms > 1);
-    args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
-    const bool grouped = HasGroups(args->gate.x) || HasGroups(args->down.x) || (!plan_.paired && HasGroups(args->up.x));
-    if (moe_.hopper() && !terms && !grouped) {
-      const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
-      hopper_ = rows > 0;
-      if (hopper_) args->sort.tile_rows = rows;
-    }
     launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
     if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
     launch->down = LaunchOf(plan_.down, args->down, args->sort);
@@ -46,8 +39,21 @@ class PartFiller {
     return reinterpret_cast<T*>(base_ + offset);
   }
   bool batched() const { return input_.counts != nullptr; }
-  static bool HasGroups(const Operand& x) { return x.scales != nullptr && x.scale_steps > 0; }
+  static bool HasGroups(const OperandPlan& plan) { return plan.has_scales() && plan.scale_steps > 0; }
+
+  // Which products run, and the rows of their tiles.
+  void ChooseProducts(SortArgs* sort) {
+    const bool terms = plan_.gate_x.terms(TermsOf(input_.dtype)) > 1 || plan_.down_h.terms(TermsOfH(input_.dtype)) > 1 ||
+                       (!plan_.paired && plan_.up_x.terms(TermsOf(input_.dtype)) > 1);
+    const bool grouped = HasGroups(plan_.gate_x) || HasGroups(plan_.down_h) || (!plan_.paired && HasGroups(plan_.up_x));
+    sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
+    if (!moe_.hopper() || terms || grouped) return;
+    const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
+    hopper_ = rows > 0;
+    if (hopper_) sort->tile_rows = rows;
+  }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
+  int64_t PanelStride() const { return input_.slot_capacity * kBlockDepth; }
 
   void FillSort(SortArgs* sort) const {
     sort->rows = static_cast<int32_t>(input_.rows);
@@ -61,21 +67,27 @@ class PartFiller {
     sort->slot = At<int32_t>(w_.slot);
     sort->expert = At<int32_t>(w_.expert);
     sort->position = At<int32_t>(w_.position);
+    sort->rank = At<int32_t>(w_.rank);
     sort->tiles = At<Tile>(w_.tiles);
     sort->totals = At<int32_t>(w_.totals);
     sort->absmax = At<uint32_t>(w_.absmax);
   }
 
-  // Rows that are what the product wants already: bf16, whole blocks, nothing to be done to them.
+  // Rows of bf16 to which nothing is to be done, in pieces of 16 bytes.
+  bool CanCopy(const OperandPlan& plan, const PackedShape& shape) const {
+    return !plan.quantized && !desc_.weight_on_input && !shape.ordered && input_.dtype == DType::kBf16 && shape.cols % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(input_.x) % kStageAlignment == 0;
+  }
+
+  // Rows that are what the product wants already, whole blocks of them.
   bool IsOperand(const OperandPlan& plan, const PackedShape& shape) const {
-    return !plan.quantized && !desc_.weight_on_input && !shape.ordered && input_.dtype == DType::kBf16 &&
-           shape.cols == shape.depth() && reinterpret_cast<uintptr_t>(input_.x) % kStageAlignment == 0;
+    return CanCopy(plan, shape) && shape.cols == shape.depth();
   }
 
   // The operand of gate or up; returns the rows to stage, 0 for none.
   int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data,
                  size_t scales, const PartArgs* args, StageArgs* stage, Operand* operand) const {
-    if (IsOperand(plan, shape)) {
+    if (!hopper_ && IsOperand(plan, shape)) {
       operand->data = static_cast<uint16_t*>(const_cast<void*>(input_.x));
       operand->row_stride = shape.cols;
       return 0;
@@ -86,6 +98,9 @@ class PartFiller {
     stage->dtype = input_.dtype;
     stage->x_stride = shape.cols;
     stage->from_source = sorted;
+    stage->scatter = hopper_ && !sorted;
+    stage->top_k = input_.ids != nullptr ? input_.top_k : 1;
+    stage->copies = CanCopy(plan, shape);
     if (desc_.weight_on_input && !batched()) stage->weights = input_.weights;
     stage->rows = static_cast<int32_t>(input_.rows);
     const ActivationScheme& scheme = projection == 0 ? desc_.scheme.gate.input : desc_.scheme.up.input;
@@ -98,7 +113,7 @@ class PartFiller {
   void FillStage(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, const ActivationScheme& scheme,
                  int projection, size_t data, size_t scales, bool sorted, const uint32_t* absmax, StageArgs* stage) const {
     const int value_terms = projection == 2 ? TermsOfH(input_.dtype) : TermsOf(input_.dtype);
-    const int64_t count = sorted ? input_.slot_capacity : input_.row_capacity;
+    const int64_t count = sorted || hopper_ ? input_.slot_capacity : input_.row_capacity;
     stage->cols = shape.cols;
     stage->depth = shape.depth();
     stage->scheme = scheme;
@@ -113,7 +128,8 @@ class PartFiller {
     out.row_stride = shape.depth();
     out.term_stride = count * shape.depth();
     out.terms = plan.terms(value_terms);
-    out.by_sorted_row = sorted;
+    out.by_sorted_row = sorted || hopper_;
+    if (hopper_) out.panel_stride = PanelStride();
     if (!plan.has_scales()) return;
     out.scales = At<float>(scales);
     out.scale_stride = static_cast<int32_t>(plan.groups);
@@ -149,6 +165,7 @@ class PartFiller {
     if (direct_h()) {
       args->out_bf16 = At<uint16_t>(w_.h_operand);
       args->out_stride = plan_.down.depth();
+      if (hopper_) args->out_panel_stride = PanelStride();
     } else {
       args->out = At<float>(w_.h);
       args->out_stride = plan_.h_stride();
@@ -162,6 +179,7 @@ class PartFiller {
       operand.data = At<uint16_t>(w_.h_operand);
       operand.row_stride = plan_.down.depth();
       operand.by_sorted_row = true;
+      if (hopper_) operand.panel_stride = PanelStride();
       return 0;
     }
     StageArgs* stage = &args->stage_down;

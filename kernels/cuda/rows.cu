@@ -65,7 +65,7 @@ __device__ void ListTiles(const SortArgs& a, int32_t* count) {
     const int begin = rows_before + BlockScan(rows, &total_rows);
     const int tile = tiles_before + BlockScan(tiles, &total_tiles);
     for (int i = 0; i < tiles; ++i) a.tiles[tile + i] = {e, begin + i * a.tile_rows, min(a.tile_rows, rows - i * a.tile_rows), 0};
-    if (e < a.experts) count[e] = begin;
+    if (e < a.experts) count[e] = a.count[a.experts + e] = begin;
     rows_before += total_rows;
     tiles_before += total_tiles;
   }
@@ -73,7 +73,8 @@ __device__ void ListTiles(const SortArgs& a, int32_t* count) {
   __syncthreads();
 }
 
-__device__ void PlaceRow(const SortArgs& a, int at, int source, int slot, int expert) {
+__device__ void PlaceRow(const SortArgs& a, int at, int source, int slot, int expert, int rank) {
+  a.rank[at] = rank;
   a.source[at] = source;
   a.slot[at] = slot;
   a.expert[at] = expert;
@@ -82,11 +83,12 @@ __device__ void PlaceRow(const SortArgs& a, int at, int source, int slot, int ex
 __device__ void PlaceRows(const SortArgs& a, int32_t* begin) {
   if (a.counts != nullptr) {
     for (int e = threadIdx.x / kWarp; e < a.experts; e += kSortThreads / kWarp) {
-      for (int r = threadIdx.x % kWarp; r < a.counts[e]; r += kWarp) PlaceRow(a, begin[e] + r, e * a.max_m + r, e * a.max_m + r, e);
+      for (int r = threadIdx.x % kWarp; r < a.counts[e]; r += kWarp)
+        PlaceRow(a, begin[e] + r, e * a.max_m + r, e * a.max_m + r, e, r);
     }
   } else if (a.ids == nullptr) {
     for (int row = threadIdx.x; row < a.rows; row += kSortThreads) {
-      PlaceRow(a, row, row, row, 0);
+      PlaceRow(a, row, row, row, 0, row);
       a.position[row] = row;
     }
   } else {
@@ -94,7 +96,7 @@ __device__ void PlaceRows(const SortArgs& a, int32_t* begin) {
       const int id = a.ids[slot];
       const int at = id >= 0 ? atomicAdd(&begin[id], 1) : -1;
       a.position[slot] = at;
-      if (at >= 0) PlaceRow(a, at, slot / a.top_k, slot, id);
+      if (at >= 0) PlaceRow(a, at, slot / a.top_k, slot, id, at - a.count[a.experts + id]);
     }
   }
 }
@@ -209,37 +211,67 @@ __device__ float StagedValue(const StagedRow& row, int64_t at) {
   return a.scaled_values ? code * row.Factor(scale) : code;
 }
 
-__device__ void StorePair(const Operand& out, int64_t row, int64_t at, float low, float high) {
+__device__ void StorePair(const Operand& out, int64_t row, int rank, int64_t at, float low, float high) {
   for (int term = 0; term < out.terms; ++term) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    *reinterpret_cast<__nv_bfloat162*>(out.data + term * out.term_stride + row * out.row_stride + at) = pair;
+    const int64_t to = term * out.term_stride + OperandAt(out.row_stride, out.panel_stride, row, rank, at);
+    *reinterpret_cast<__nv_bfloat162*>(out.data + to) = pair;
     low -= __low2float(pair);
     high -= __high2float(pair);
+  }
+}
+
+// body(stored row, its rank) for the rows that staging row `row` makes.
+template <typename Body>
+__device__ void ForEachStored(const StageArgs& a, const SortArgs* sort, int64_t row, const Body& body) {
+  if (!a.scatter) return body(row, a.out.panel_stride > 0 ? sort->rank[row] : 0);
+  for (int j = 0; j < a.top_k; ++j) {
+    const int at = sort->position[row * a.top_k + j];
+    if (at >= 0) body(at, sort->rank[at]);
+  }
+}
+
+// Rows of bf16 as they are, 16 bytes at a time.
+__device__ void CopyRow(const StageArgs& a, const SortArgs* sort, int64_t row, int64_t source) {
+  const uint4* from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + source * a.x_stride);
+  for (int64_t piece = threadIdx.x; piece < a.depth / 8; piece += kRowThreads) {
+    const uint4 value = piece < a.cols / 8 ? from[piece] : make_uint4(0, 0, 0, 0);
+    ForEachStored(a, sort, row, [&](int64_t to, int rank) {
+      *reinterpret_cast<uint4*>(a.out.data + OperandAt(a.out.row_stride, a.out.panel_stride, to, rank, piece * 8)) = value;
+    });
+  }
+}
+
+// Scales as the product wants them: of every group, also where one covers the row.
+__device__ void StoreScales(const StagedRow& staged, const SortArgs* sort, int64_t row, int64_t groups) {
+  const StageArgs& a = staged.a;
+  const bool one = groups == 1 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic;
+  for (int64_t g = threadIdx.x; g < a.out.scale_stride; g += kRowThreads) {
+    const float factor = staged.Factor(staged.scales[one ? 0 : g]);
+    ForEachStored(a, sort, row, [&](int64_t to, int) { a.out.scales[to * a.out.scale_stride + g] = factor; });
   }
 }
 
 __global__ void __launch_bounds__(kRowThreads) StageRows(const StageArgs* args, const SortArgs* sort) {
   const StageArgs a = *args;
   const int64_t row = blockIdx.x;
-  if (a.skip || row >= (a.out.by_sorted_row ? sort->totals[0] : a.rows)) return;
+  if (a.skip || row >= (a.out.by_sorted_row && !a.scatter ? sort->totals[0] : a.rows)) return;
   const int64_t source = a.from_source ? sort->source[row] : row;
-  const int expert = a.out.by_sorted_row ? sort->expert[row] : 0;
+  if (a.copies) return CopyRow(a, sort, row, source);
+  const int expert = a.out.by_sorted_row && !a.scatter ? sort->expert[row] : 0;
   const int64_t groups = a.group == 0 ? 1 : (a.cols + a.group - 1) / a.group;
+  __shared__ float one_scale;  // of a row that is scattered: it has one, and its place in the operand is another row's
   const StagedRow staged = {a, source * a.x_stride, a.weights != nullptr ? a.weights[sort->slot[row]] : 1.0f,
-                            a.stored != nullptr ? a.stored[expert] : 1.0f, a.scratch + row * groups,
+                            a.stored != nullptr ? a.stored[expert] : 1.0f, a.scatter ? &one_scale : a.scratch + row * groups,
                             a.order != nullptr ? a.order + expert * a.order_stride : nullptr};
   if (a.scheme.mode != ActivationMode::kNone) MakeScales(staged);
   for (int64_t at = 2 * threadIdx.x; at < a.depth; at += 2 * kRowThreads) {
-    StorePair(a.out, row, at, StagedValue(staged, at), StagedValue(staged, at + 1));
+    const float low = StagedValue(staged, at), high = StagedValue(staged, at + 1);
+    ForEachStored(a, sort, row, [&](int64_t to, int rank) { StorePair(a.out, to, rank, at, low, high); });
   }
   if (a.out.scales == nullptr) return;
-  // Scales as the product wants them: of every group, also where one covers the row.
   __syncthreads();
-  for (int64_t g = threadIdx.x; g < a.out.scale_stride; g += kRowThreads) {
-    const float factor =
-        staged.Factor(staged.scales[groups == 1 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic ? 0 : g]);
-    a.out.scales[row * a.out.scale_stride + g] = factor;
-  }
+  StoreScales(staged, sort, row, groups);
 }
 
 __global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* args, const SortArgs* sort) {
@@ -254,7 +286,8 @@ __global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* 
     if (a.out != nullptr) {
       a.out[row * a.out_stride + f] = h;
     } else {
-      a.out_bf16[row * a.out_stride + f] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
+      const int rank = a.out_panel_stride > 0 ? sort->rank[row] : 0;
+      a.out_bf16[OperandAt(a.out_stride, a.out_panel_stride, row, rank, f)] = __bfloat16_as_ushort(__float2bfloat16_rn(h));
     }
   }
 }

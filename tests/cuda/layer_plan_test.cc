@@ -212,7 +212,7 @@ TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they ma
       for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
         for (const auto& [rows, slots] : {std::pair<int64_t, int64_t>{1, 1}, {1, 2}, {33, 66}, {512, 1024}, {300, 300}}) {
           for (size_t begin : {size_t{0}, size_t{768}}) {
-            const PartWorkspace w = WorkspaceOf(desc, plan, rows, slots, dtype, begin);
+            const PartWorkspace w = WorkspaceOf(desc, plan, false, rows, slots, dtype, begin);
             INFO(Describe(desc.scheme) << ", " << rows << " rows, " << slots << " slots, " << DTypeName(dtype));
             CheckApart(ArraysOf(w, desc, plan, rows, slots, dtype), begin, w.end);
             CHECK(w.end % kArrayAlignment == 0);
@@ -227,7 +227,7 @@ TEST_CASE("layer plan: a call of the largest size is counted in 64 bits") {
   const MoeDesc desc = MakeDesc(65535, 8, 16384, 8192, UniformScheme(Linear(Int4())));
   const LayerPlan plan = PlanOf(desc);
   const int64_t rows = int64_t{1} << 20, slots = int64_t{1} << 23;
-  const PartWorkspace w = WorkspaceOf(desc, plan, rows, slots, DType::kF32, 0);
+  const PartWorkspace w = WorkspaceOf(desc, plan, false, rows, slots, DType::kF32, 0);
   CheckApart(ArraysOf(w, desc, plan, rows, slots, DType::kF32), 0, w.end);
   CHECK(w.end > static_cast<size_t>(slots) * 16384 * 4);
   CHECK(OffsetsOf(plan, 65535).bytes > size_t{65535} * 3 * 16384 * 8192 / 2);

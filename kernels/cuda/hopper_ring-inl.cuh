@@ -1,0 +1,239 @@
+// The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
+//
+// A persistent thread block of three warpgroups works on two row tiles (256 features) and one tile of kTokens rows after the other.
+// The first warpgroup fills the ring, also across the end of a piece of work: its first thread copies rows and weights, both
+// contiguous, by bulk copies; its second and third warp make the pairs of bf16 that weights are multiplied by out of the scales of
+// groups, one warp for each row tile, half a warp's lane for each four features that a multiplying thread has. The other two
+// warpgroups multiply, one row tile each.
+//
+// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each scaling warp where
+// there are groups; `empty` has one arrival of each multiplying warp.
+#ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
+#define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
+
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/device-inl.cuh"
+#include "kernels/cuda/wgmma-inl.cuh"
+
+namespace moed::cuda {
+
+inline constexpr int kHopperTiles = 2;            // row tiles of a thread block
+inline constexpr int kHopperThreads = (kHopperTiles + 1) * kTileThreads;
+inline constexpr int kScaleWarps = kHopperTiles;
+inline constexpr int kHopperStatic = 1024;        // bytes of shared memory beside the ring, at most
+inline constexpr int kMostStages = 8;
+inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walked together, for the L2 cache
+
+// Whether weights may have scales of groups.
+constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
+
+template <Codes kCodes, int kTokens>
+struct HopperLayout {
+  static constexpr int kRowBytes = kBlockDepth * 2;
+  static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
+  static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
+  static constexpr int kScales = kWeights + kHopperTiles * BlockBytes(kCodes);   // [row tile][slot][32 threads' four pairs]
+  static constexpr int kSlotBytes = kTileRows * 4;
+  static constexpr int kScaleBytes = IsScaled(kCodes) ? kSteps * kSlotBytes : 0;
+  static constexpr int kStageBytes = (kScales + kHopperTiles * kScaleBytes + 1023) / 1024 * 1024;
+  static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
+  static constexpr int kStages = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
+  static constexpr int kBytes = kStages * kStageBytes + 1024;
+  static_assert(kStages >= 3);
+};
+
+// The same in all lanes, which the compiler then knows.
+__device__ inline int Uniform(int value) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(value))); }
+
+// A place in the ring that moves on. The parity is that of the barriers' phases.
+template <int kStages>
+struct RingPlace {
+  int stage = 0, parity = 0;
+  __device__ void Next() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (stage == 0) parity ^= 1;
+  }
+};
+
+// Shared addresses.
+template <typename Layout>
+struct Ring {
+  uint32_t stages, full, empty;  // barriers of 8 bytes
+
+  __device__ uint32_t Stage(int stage) const { return stages + stage * Layout::kStageBytes; }
+  __device__ uint32_t Full(int stage) const { return full + stage * 8; }
+  __device__ uint32_t Empty(int stage) const { return empty + stage * 8; }
+};
+
+// A piece of work: a tile of rows and the first of its row tiles.
+struct HopperWork {
+  Tile tile;
+  int first_row_tile;
+  int row_tiles;  // 1 or 2
+};
+
+// All pieces of work of a product; those of a thread block are blockIdx.x and every gridDim.x-th from there. kTilesAtOnce tiles of
+// rows are walked together over all row tiles, so that weights and rows stay in the L2 cache.
+struct HopperWorkList {
+  const Tile* tiles;
+  int tile_count, row_tiles, row_pairs;
+
+  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights) {
+    tiles = sort.tiles;
+    tile_count = sort.totals[1];
+    row_tiles = weights.row_tiles;
+    row_pairs = (row_tiles + kHopperTiles - 1) / kHopperTiles;
+  }
+
+  __device__ int size() const { return tile_count * row_pairs; }
+
+  __device__ HopperWork Get(int at) const {
+    const int band = kTilesAtOnce * row_pairs;
+    const int first = at / band * kTilesAtOnce, in_band = at % band, width = min(kTilesAtOnce, tile_count - first);
+    const int row_tile = in_band / width * kHopperTiles;
+    return {tiles[first + in_band % width], row_tile, min(kHopperTiles, row_tiles - row_tile)};
+  }
+};
+
+// The copying thread. Rows beyond the tile keep what the stage had: what is made of them is never stored.
+template <Codes kCodes, int kTokens>
+__device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring) {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  constexpr int kCodesBytes = BlockBytes(kCodes);
+  RingPlace<Layout::kStages> place{0, 1};  // a fresh barrier counts as passed with parity 1
+  const MatrixArgs& w = args.weights;
+  const int blocks = w.blocks;
+  const int64_t tile_bytes = static_cast<int64_t>(blocks) * kCodesBytes;
+  for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
+    const HopperWork work = list.Get(at);
+    const uint16_t* rows = args.x.data + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
+    const uint8_t* codes = w.codes + work.tile.expert * w.codes_stride + work.first_row_tile * tile_bytes;
+    const uint32_t row_bytes = work.tile.count * Layout::kRowBytes, bytes = row_bytes + work.row_tiles * kCodesBytes;
+    for (int block = 0; block < blocks; ++block) {
+      const uint32_t stage = ring.Stage(place.stage), full = ring.Full(place.stage);
+      WaitBarrier(ring.Empty(place.stage), place.parity);
+      ArriveExpecting(full, bytes);
+      CopyBulk(stage + Layout::kRows, rows, row_bytes, full);
+      CopyBulk(stage + Layout::kWeights, codes, kCodesBytes, full);
+      if (work.row_tiles > 1) CopyBulk(stage + Layout::kWeights + kCodesBytes, codes + tile_bytes, kCodesBytes, full);
+      rows += args.x.panel_stride;
+      codes += kCodesBytes;
+      place.Next();
+    }
+  }
+}
+
+// A scaling warp's lane: the four features (half, second) of the multiplying threads (warp lane / 8, g = lane mod 8).
+template <Codes kCodes, int kTokens, int kSlots>
+class ScaleMaker {
+ public:
+  using Layout = HopperLayout<kCodes, kTokens>;
+
+  __device__ ScaleMaker(const MatrixArgs& w, const HopperWork& work, int which)
+      : w_(w), lane_(threadIdx.x % 32), bytes_(ScaleBytesOf(w.scale)), has_tile_(which < work.row_tiles) {
+    const int64_t expert = work.tile.expert;
+    const int feature = lane_ / 8 * 16 + lane_ % 8;
+    from_ = w.scales + expert * w.scales_stride;
+    if (has_tile_) from_ += (static_cast<int64_t>(work.first_row_tile + which) * w.groups * kTileRows + feature) * bytes_;
+    step_groups_ = w.step_groups != nullptr ? w.step_groups + expert * w.step_groups_stride : nullptr;
+    per_group_ = 1.0f / static_cast<float>(max(w.group_steps, 1));
+    for (int half = 0; half < 2; ++half) global_[half] = w.globals[expert * 2 + half];
+  }
+
+  // The scales of all blocks, each read some blocks ahead, so that nobody waits for memory.
+  __device__ void Run(const Ring<Layout>& ring, uint32_t in_stage, RingPlace<Layout::kStages>* place) {
+    Raw raw[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (i < w_.blocks) Read(i, raw[i]);
+    }
+    for (int block = 0; block < w_.blocks; block += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (block + i >= w_.blocks) break;
+        WaitBarrier(ring.Empty(place->stage), place->parity);
+        if (has_tile_) Store(raw[i], ring.Stage(place->stage) + in_stage);
+        __syncwarp();
+        if (lane_ == 0) Arrive(ring.Full(place->stage));
+        place->Next();
+        if (block + i + kAhead < w_.blocks) Read(block + i + kAhead, raw[i]);
+      }
+    }
+  }
+
+ private:
+  using Raw = uint32_t[kSlots][4];
+  static constexpr int kAhead = kSlots == 4 ? 1 : 2;  // as the registers allow
+
+  __device__ int GroupOf(int step) const {
+    if (step_groups_ != nullptr) return step_groups_[step];
+    return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
+  }
+
+  __device__ void Read(int block, Raw& raw) const {
+    if (!has_tile_) return;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const uint8_t* at = from_ + static_cast<int64_t>(GroupOf(block * kSteps + slot * (kSteps / kSlots))) * kTileRows * bytes_;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) raw[slot][i] = LoadBits(at + (i / 2 * kHalfRows + i % 2 * 8) * bytes_, bytes_);
+    }
+  }
+
+  __device__ void Store(const Raw& raw, uint32_t to) const {
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      uint32_t pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float scale = global_[i / 2] * ScaleOfBits(w_.scale, raw[slot][i]);
+        pair[i] = PackBf16(scale, scale);
+      }
+      StoreShared16(to + slot * Layout::kSlotBytes + lane_ * 16, pair);
+    }
+  }
+
+  const MatrixArgs& w_;
+  const int lane_, bytes_;
+  const bool has_tile_;
+  const uint8_t* from_;
+  const int32_t* step_groups_;
+  float per_group_, global_[2];
+};
+
+// The scaling warp of row tile `which`.
+template <Codes kCodes, int kTokens, int kSlots>
+__device__ void MakeScalesOf(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
+                             int which) {
+  using Layout = HopperLayout<kCodes, kTokens>;
+  RingPlace<Layout::kStages> place{0, 1};
+  for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
+    const HopperWork work = list.Get(at);
+    ScaleMaker<kCodes, kTokens, kSlots> maker(args.weights, work, which);
+    maker.Run(ring, Layout::kScales + which * Layout::kScaleBytes, &place);
+  }
+}
+
+// How many slots of a block have scales of their own: 0 where one group for all inputs scales the sums instead.
+template <Codes kCodes>
+__device__ inline int ScaledSlots(const MatrixArgs& w) {
+  return IsScaled(kCodes) && w.groups > 1 ? w.slots : 0;
+}
+
+// The first warpgroup.
+template <Codes kCodes, int kTokens>
+__device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring) {
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring);
+  if constexpr (IsScaled(kCodes)) {
+    if (warp < 1 || warp > kScaleWarps) return;
+    const int slots = ScaledSlots<kCodes>(args.weights);
+    if (slots == 1) MakeScalesOf<kCodes, kTokens, 1>(args, list, ring, warp - 1);
+    if (slots == 2) MakeScalesOf<kCodes, kTokens, 2>(args, list, ring, warp - 1);
+    if (slots == 4) MakeScalesOf<kCodes, kTokens, 4>(args, list, ring, warp - 1);
+  }
+}
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
