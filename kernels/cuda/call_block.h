@@ -39,9 +39,16 @@ struct SortArgs {
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
 };
 
-// Rows of one product, as the sum of `terms` bf16 matrices: values, or codes that `scales` multiply.
+// What the elements of an Operand are.
+enum class OperandKind : uint8_t {
+  kBf16,
+  kBytes,  // codes of 8 bits, int8 or E4M3 as those of the weights, each step in the order of BytePosition (packed_layout.h)
+};
+
+// Rows of one product, as the sum of `terms` matrices (one, of bytes): values, or codes that `scales` multiply.
 struct Operand {
-  uint16_t* data = nullptr;    // bf16 [terms][rows][depth]
+  void* data = nullptr;        // [terms][rows][depth]
+  OperandKind kind = OperandKind::kBf16;
   int64_t row_stride = 0;      // elements
   int64_t term_stride = 0;
   int32_t terms = 1;

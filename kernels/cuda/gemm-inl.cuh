@@ -14,6 +14,7 @@
 #include "kernels/cuda/decode-inl.cuh"
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tile-inl.cuh"
 
 namespace moed::cuda {
 
@@ -49,20 +50,8 @@ class TileProduct {
         terms_(args.x.terms),
         blocks_(weights_.blocks),
         zero_(weights_.zero),
-        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0),
-        scale_type_(weights_.scale),
-        scale_shift_(scale_type_ == ScaleType::kF32                                       ? 2
-                     : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0
-                                                                                          : 1) {
-    const int64_t expert = tile.expert;
-    codes_ =
-        weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
-    const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
-    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + (groups << scale_shift_);
-    if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
-    if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
-    for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
-    per_group_ = 1.0f / static_cast<float>(weights_.group_steps);
+        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0) {
+    tile_weights_.Find<kCodes>(weights_, tile.expert, row_tile);
     if (grouped_) per_row_group_ = 1.0f / static_cast<float>(args.x.scale_steps);
     FindRows();
   }
@@ -104,8 +93,9 @@ class TileProduct {
   template <Rows kRows>
   __device__ void RunSlots(int slots) {
     if constexpr (kRows == Rows::kPlain && (kCodes == Codes::kFp4 || kCodes == Codes::kFp8)) {
-      if (slots == 2 && scale_type_ == ScaleType::kE8m0 && global_[0] == 1.0f && global_[1] == 1.0f)
-        return RunLoop<Loop<1, kRows, true>>();
+      const WeightTile& w = tile_weights_;
+      const bool powers = w.type == ScaleType::kE8m0 && w.global[0] == 1.0f && w.global[1] == 1.0f;
+      if (slots == 2 && powers) return RunLoop<Loop<1, kRows, true>>();
     }
     if (slots == 1) return RunLoop<Loop<2, kRows>>();
     if (slots == 2) return RunLoop<Loop<1, kRows>>();
@@ -140,23 +130,13 @@ class TileProduct {
 
   __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
 
-  // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
-  __device__ static int Divided(int step, float per_group) {
-    return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group);
-  }
-
-  __device__ int GroupOf(int step) const {
-    if (step_groups_ != nullptr) return step_groups_[step];
-    return min(Divided(step, per_group_), weights_.groups - 1);
-  }
-
   // Where this thread's pieces of rows lie: piece p of 16 bytes of a block belongs to thread p mod 128.
   __device__ void FindRows() {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int at = threadIdx.x + i * kTileThreads, row = at / 8;
       const int from = row < kTokens ? rows_[row] : -1;
-      source_[i] = args_.x.data + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
+      source_[i] = static_cast<const uint16_t*>(args_.x.data) + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
       valid_ |= (from >= 0 ? 1u : 0u) << i;
     }
   }
@@ -170,7 +150,7 @@ class TileProduct {
       const uint32_t stage = SharedAddress(ring_) + load_stage_ * stage_bytes_;
       LoadWeights(block, stage);
       LoadRows<L>(block, stage + Layout::kRows);
-      if (scales_ != nullptr) LoadScales<L>(block, stage);
+      if (tile_weights_.scales != nullptr) LoadScales<L>(block, stage);
       if constexpr (L::kGrouped) LoadRowScales<L>(block, stage + Layout::kRowScales);
       load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
@@ -178,7 +158,7 @@ class TileProduct {
   }
 
   __device__ void LoadWeights(int block, uint32_t stage) const {
-    const uint8_t* from = codes_ + static_cast<int64_t>(block) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
+    const uint8_t* from = tile_weights_.codes + static_cast<int64_t>(block) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
     const uint32_t to = stage + threadIdx.x * kChunkBytes;
 #pragma unroll
     for (int chunk = 0; chunk < ChunksOf(kCodes) * 2; ++chunk) {
@@ -203,16 +183,17 @@ class TileProduct {
 
   template <typename L>
   __device__ void LoadScales(int block, uint32_t stage) const {
-    const int shift = 3 + scale_shift_;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
+    const int shift = 3 + tile_weights_.shift;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
     if (static_cast<int>(threadIdx.x) < L::kSlots << shift) {
       const int slot = threadIdx.x >> shift, piece = threadIdx.x & ((1 << shift) - 1);
-      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
-      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + (group * kTileRows << scale_shift_) + piece * 16);
+      const int64_t group = tile_weights_.GroupOf(block * kSteps + (slot << L::kSlotShift));
+      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16,
+                  tile_weights_.scales + (group * kTileRows << tile_weights_.shift) + piece * 16);
     }
-    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
+    if (tile_weights_.zeros != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
       const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
-      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
-      CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
+      const int64_t group = tile_weights_.GroupOf(block * kSteps + (slot << L::kSlotShift));
+      CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, tile_weights_.zeros + group * kTileRows + piece * 16);
     }
   }
 
@@ -220,7 +201,7 @@ class TileProduct {
   __device__ void LoadRowScales(int block, uint32_t scales) const {
     for (int at = threadIdx.x; at < kTokens * L::kSlots; at += kTileThreads) {
       const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
-      const int group = min(Divided(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
+      const int group = min(DividedStep(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group,
                  from >= 0);
     }
@@ -248,13 +229,9 @@ class TileProduct {
     }
   }
 
-  __device__ int FeatureInTile(int half, int second) const {
-    return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
-  }
-
   // Of the thread's four features in a slot.
   __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
-    const bool stored = zeros_ != nullptr;
+    const bool stored = tile_weights_.zeros != nullptr;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -324,26 +301,14 @@ class TileProduct {
     }
   }
 
-  // Scales of the thread's four features, by one branch on their type.
-  template <typename Decode>
-  __device__ void ReadScales(const uint8_t* scales, int slot, const Decode& decode, float (&scale)[2][2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        scale[half][second] = global_[half] * decode(scales, slot * kTileRows + FeatureInTile(half, second));
-      }
-    }
-  }
-
-  __device__ void Scales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
-    WithScale(scale_type_, [&](const auto& decode) { ReadScales(scales, slot, decode, scale); });
+  __device__ void SlotScales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
+    tile_weights_.Scales(scales + (slot * kTileRows << tile_weights_.shift), scale);
   }
 
   template <typename L>
   __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
     float scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (!L::kPowers) Scales(stage + Layout::kScales, slot, scale);
+    if constexpr (!L::kPowers) SlotScales(stage + Layout::kScales, slot, scale);
     if constexpr (L::kGrouped) {
       AddScaledRows(stage, slot, part, scale);
     } else {
@@ -386,17 +351,11 @@ class TileProduct {
   const int stage_bytes_;
   const int terms_, blocks_, zero_;
   const bool grouped_;            // rows have scales of groups
-  const ScaleType scale_type_;
-  const int scale_shift_;         // log2 of a scale's bytes
-  float per_group_ = 0.0f, per_row_group_ = 0.0f;
+  float per_row_group_ = 0.0f;
+  WeightTile tile_weights_;
   const uint16_t* source_[kPieces];
   uint32_t valid_ = 0;            // bit i: source_[i] is a row
   int load_stage_ = 0;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* scales_ = nullptr;
-  const uint8_t* zeros_ = nullptr;
-  const int32_t* step_groups_ = nullptr;
-  float global_[2] = {1.0f, 1.0f};
   Sums sums_;
 };
 
@@ -408,18 +367,8 @@ __global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens)) Gemm(const G
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ int rows[kTokens];
-  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return;
-  const Tile tile = sort->tiles[blockIdx.x];
-  static_assert(sizeof(GemmArgs) % 8 == 0 && alignof(GemmArgs) == 8);
-  for (int at = threadIdx.x; at < static_cast<int>(sizeof(GemmArgs) / 8); at += kTileThreads) {
-    words[at] = reinterpret_cast<const uint64_t*>(args)[at];
-  }
-  if (threadIdx.x < kTokens) {
-    const int sorted = tile.begin + threadIdx.x;
-    const bool valid = static_cast<int>(threadIdx.x) < tile.count;
-    rows[threadIdx.x] = !valid ? -1 : args->x.by_sorted_row ? sorted : sort->source[sorted];
-  }
-  __syncthreads();
+  Tile tile;
+  if (!BeginTile<kTokens>(args, sort, words, rows, &tile)) return;
   TileProduct<kCodes, kTokens> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
   product.Run();
   product.Store();

@@ -70,7 +70,7 @@ class RowCopies {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int row = rows[first + i * kRowStep];
-      from_[i] = x.data + (row < 0 ? rows[0] : row) * x.row_stride + piece * 8;
+      from_[i] = static_cast<const uint16_t*>(x.data) + (row < 0 ? rows[0] : row) * x.row_stride + piece * 8;
     }
   }
 

@@ -35,6 +35,11 @@ class PartFiller {
       hopper_ = rows > 0;
       if (hopper_) args->sort.tile_rows = rows;
     }
+    if (!hopper_) {
+      if (plan_.gate_x.bytes) UseBytes(&args->stage_gate, &args->gate.x);
+      if (!plan_.paired && plan_.up_x.bytes) UseBytes(&args->stage_up, &args->up.x);
+      if (plan_.down_h.bytes) UseBytes(&args->stage_down, &args->down.x);
+    }
     launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
     if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
     launch->down = LaunchOf(plan_.down, args->down, args->sort);
@@ -47,6 +52,7 @@ class PartFiller {
   }
   bool batched() const { return input_.counts != nullptr; }
   static bool HasGroups(const Operand& x) { return x.scales != nullptr && x.scale_steps > 0; }
+  static void UseBytes(StageArgs* stage, Operand* operand) { stage->out.kind = operand->kind = OperandKind::kBytes; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
 
   void FillSort(SortArgs* sort) const {
@@ -76,7 +82,7 @@ class PartFiller {
   int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data,
                  size_t scales, const PartArgs* args, StageArgs* stage, Operand* operand) const {
     if (IsOperand(plan, shape)) {
-      operand->data = static_cast<uint16_t*>(const_cast<void*>(input_.x));
+      operand->data = const_cast<void*>(input_.x);
       operand->row_stride = shape.cols;
       return 0;
     }
@@ -109,7 +115,7 @@ class PartFiller {
     if (plan.spans_rows) stage->absmax = absmax;
     stage->order = moe_.order(shape, offsets, &stage->order_stride);
     Operand& out = stage->out;
-    out.data = At<uint16_t>(data);
+    out.data = At<std::byte>(data);
     out.row_stride = shape.depth();
     out.term_stride = count * shape.depth();
     out.terms = plan.terms(value_terms);
@@ -159,7 +165,7 @@ class PartFiller {
   int32_t StageH(PartArgs* args) const {
     Operand& operand = args->down.x;
     if (direct_h()) {
-      operand.data = At<uint16_t>(w_.h_operand);
+      operand.data = At<std::byte>(w_.h_operand);
       operand.row_stride = plan_.down.depth();
       operand.by_sorted_row = true;
       return 0;
@@ -203,6 +209,10 @@ class PartFiller {
     launch.hopper = hopper_;
     launch.tokens = sort.tile_rows;
     launch.terms = args.x.terms;
+    if (args.x.kind == OperandKind::kBytes) {
+      launch.bytes = true;
+      launch.slot_steps = ByteSlotSteps(shape, args.x.scale_steps);
+    }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
     return launch;
