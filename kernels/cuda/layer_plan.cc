@@ -33,9 +33,10 @@ bool CanPair(const QuantScheme& scheme) {
 }
 
 // Whether codes of `input`, scaled as `plan` says, are multiplied as bytes: as exact integers, where features and rows have one
-// scale each.
+// scale each, or E4M3 by E4M3.
 bool MultipliesBytes(const ActivationScheme& input, const OperandPlan& plan, const PackedShape& shape) {
   if (plan.scaled_values) return false;
+  if (shape.codes == Codes::kFp8) return input.element == ElementType::kFp8E4m3;
   if (shape.codes != Codes::kInt8 || input.element != ElementType::kInt8) return false;
   constexpr int64_t kMostInputs = INT32_MAX / (128 * 128);  // whose sum fits into 32 bits whatever the codes are
   return !shape.zero_points && shape.groups == 1 && plan.scale_steps == 0 && shape.depth() <= kMostInputs;

@@ -20,6 +20,7 @@ namespace moed {
 namespace {
 
 using testing::HaveGpu;
+using testing::Input;
 using testing::JudgedLayer;
 using testing::MakeDesc;
 using testing::RandomBatch;
@@ -29,14 +30,26 @@ using testing::Weights;
 
 const Backend& Generic() { return *cuda::CudaBackends().back(); }
 
-// Scales of rows, of all rows, and stored ones.
+// Slots of all inputs (int8), of 128, 32 and 16 inputs; scales of rows, of their groups, and stored ones.
 std::vector<LinearScheme> ByteSchemes() {
   using Mode = ActivationMode;
-  const WeightScheme int8_rows = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+  const ElementType int8 = ElementType::kInt8, fp8 = ElementType::kFp8E4m3;
+  const WeightScheme int8_rows = Weights(int8, ScaleType::kF32, {1, 0}), fp8_rows = Weights(fp8, ScaleType::kF32, {1, 0});
+  const WeightScheme blocks = Weights(fp8, ScaleType::kF32, {128, 128}), mx = Weights(fp8, ScaleType::kE8m0, {1, 32});
+  const ActivationScheme groups = Input(Mode::kDynamic, fp8, ScaleType::kF32, {1, 128});
+  const ActivationScheme row = Input(Mode::kDynamic, fp8, ScaleType::kF32, {1, 0});
   const std::pair<WeightScheme, ActivationScheme> all[] = {
       {int8_rows, testing::Int8(Mode::kDynamic, 1)},
       {int8_rows, testing::Int8(Mode::kDynamic, 0)},
       {int8_rows, testing::Int8(Mode::kStatic, 0)},
+      {blocks, groups},
+      {blocks, row},
+      {fp8_rows, row},
+      {fp8_rows, Input(Mode::kStatic, fp8, ScaleType::kF32, {0, 0})},
+      {mx, Input(Mode::kDynamic, fp8, ScaleType::kE8m0, {1, 32}, ScaleRule::kMxFloor)},
+      {Weights(fp8, ScaleType::kF16, {1, 64}), groups},
+      {Weights(fp8, ScaleType::kF32, {1, 16}), groups},
+      {Weights(fp8, ScaleType::kF32, {1, 24}), row},
   };
   std::vector<LinearScheme> schemes;
   for (const auto& [weights, input] : all) {

@@ -333,6 +333,7 @@ TEST_CASE("layer plan: codes are bytes where 8-bit weights meet codes of their k
   CHECK(bytes(int8, row));
   CHECK(bytes(int8, Int8(ActivationMode::kDynamic, 0)));
   CHECK(bytes(int8, Int8(ActivationMode::kStatic, 0)));
+  CHECK(bytes(fp8, groups));
   CHECK_FALSE(bytes(int8, groups));
   CHECK_FALSE(bytes(fp8, row));
   CHECK_FALSE(bytes(Int4(), row));
