@@ -6,7 +6,8 @@
 // (inputs under one scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only
 // and on an order fixed by the weights and the kind of rows: every tile size gives the same bits.
 //
-// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop).
+// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop), and a kernel
+// of their own where scales are powers of two.
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
 #define MOED_KERNELS_CUDA_GEMM_INL_CUH_
 
@@ -31,8 +32,10 @@ struct StageLayout {
   __host__ __device__ static int Bytes(int terms) { return kRows + terms * kTermBytes; }
 };
 
-// One thread block's share of a product.
-template <Codes kCodes, int kTokens>
+// One thread block's share of a product. `kPowers`: rows of one term without scales of groups, and scales that are powers of two,
+// of two slots a block at most: they multiply the bf16 operand, exactly, together with the power that moves the codes' bias, and
+// sums are made by the tensor cores from the first input to the last.
+template <Codes kCodes, int kTokens, bool kPowers>
 class TileProduct {
  public:
   using Layout = StageLayout<kCodes, kTokens>;
@@ -58,6 +61,7 @@ class TileProduct {
 
   __device__ void Run() {
     Clear(sums_);
+    if constexpr (kPowers) return RunLoop<Loop<1, Rows::kPlain>>();
     if constexpr (kTokens <= kMostTermRows) {
       if (terms_ > 1) return RunLoop<Loop<0, Rows::kTerms>>();
     }
@@ -81,22 +85,15 @@ class TileProduct {
   enum class Rows { kPlain, kGrouped, kTerms };
 
   // `kShift`: log2 of a slot's steps.
-  // `kPowers`: scales are powers of two, by which a bf16 operand is multiplied exactly; sums need no scaling then.
-  template <int kShift, Rows kRows, bool kPowersOfTwo = false>
+  template <int kShift, Rows kRows>
   struct Loop {
     static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift;
-    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms, kPowers = kPowersOfTwo;
-    static constexpr int kLast = (1 << kShift) - 1;                     // step of a slot
-    static constexpr int kLastOfSum = kPowers ? kSteps - 1 : kLast;     // step after which sums are added
+    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms;
+    static constexpr int kLast = (1 << kShift) - 1;  // step of a slot
   };
 
   template <Rows kRows>
   __device__ void RunSlots(int slots) {
-    if constexpr (kRows == Rows::kPlain && (kCodes == Codes::kFp4 || kCodes == Codes::kFp8)) {
-      const WeightTile& w = tile_weights_;
-      const bool powers = w.type == ScaleType::kE8m0 && w.global[0] == 1.0f && w.global[1] == 1.0f;
-      if (slots == 2 && powers) return RunLoop<Loop<1, kRows, true>>();
-    }
     if (slots == 1) return RunLoop<Loop<2, kRows>>();
     if (slots == 2) return RunLoop<Loop<1, kRows>>();
     RunLoop<Loop<0, kRows>>();
@@ -111,7 +108,11 @@ class TileProduct {
       WaitCopies<Layout::kStages - 2>();
       __syncthreads();
       Load<L>(block + Layout::kStages - 1);
-      Accumulate<L>(ring_ + stage * stage_bytes_);
+      if constexpr (kPowers) {
+        AccumulatePowers<L>(ring_ + stage * stage_bytes_);
+      } else {
+        Accumulate<L>(ring_ + stage * stage_bytes_);
+      }
       stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
     }
     WaitCopies<0>();
@@ -213,19 +214,44 @@ class TileProduct {
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    uint32_t zero[2][2] = {}, power[2][2] = {};
+    uint32_t zero[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int slot = step >> L::kSlotShift;
-      if ((step & L::kLastOfSum) == 0) Clear(part);
       if ((step & L::kLast) == 0) {
+        Clear(part);
         if constexpr (IsInteger(kCodes)) Zeros(stage + Layout::kZeros + slot * kTileRows, zero);
-        if constexpr (L::kPowers) Powers(stage + Layout::kScales + slot * kTileRows, power);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
-      MultiplyStep<L>(stage, step, L::kPowers ? power : zero, reader, part);
-      if ((step & L::kLastOfSum) == L::kLastOfSum) AddScaled<L>(stage, slot, part);
+      Fragment<kCodes> a[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
+      MultiplyStep<L>(stage, step, a, part);
+      if ((step & L::kLast) == L::kLast) AddScaled<L>(stage, slot, part);
+    }
+  }
+
+  // The same with `kPowers`.
+  template <typename L>
+  __device__ void AccumulatePowers(const uint8_t* stage) {
+    ChunkReader<kCodes> reader[2];
+    uint32_t power[2][2];
+    bool large = false;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint8_t* scales = stage + Layout::kScales + (step >> L::kSlotShift) * kTileRows;
+      if ((step & L::kLast) == 0) large = Powers(scales, power);
+      Fragment<kCodes> a[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
+        reader[half].template Decode<false>(step, power[half], a[half]);
+#pragma unroll
+        for (int reg = 0; reg < 4; ++reg) a[half][0][reg] = MultiplyPair(a[half][0][reg], power[half][reg % 2]);
+      }
+      if (large) MultiplyLarge(scales, a);
+      MultiplyStep<L>(stage, step, a, sums_);
     }
   }
 
@@ -241,32 +267,44 @@ class TileProduct {
     }
   }
 
-  // E8M0 scales of the thread's four features in a slot, as pairs of bf16.
-  __device__ void Powers(const uint8_t* scales, uint32_t (&power)[2][2]) const {
+  // The largest E8M0 code whose power of two is one of bf16's together with that of the bias.
+  static constexpr uint32_t kMostPower = 254 - BiasPower(kCodes);
+
+  // E8M0 scales of the thread's four features in a slot times the power of the bias, as pairs of bf16; larger ones than kMostPower
+  // as that one. Whether a thread of the warp has such a scale.
+  __device__ bool Powers(const uint8_t* scales, uint32_t (&power)[2][2]) const {
+    uint32_t most = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        const float scale = FastE8m0(scales[FeatureInTile(half, second)]);
-        power[half][second] = PackBf16(scale, scale);
+        const uint32_t code = scales[FeatureInTile(half, second)];
+        most = max(most, code);
+        power[half][second] = (min(code, kMostPower) + BiasPower(kCodes)) * 0x00800080u;
+      }
+    }
+    return __any_sync(~0u, most > kMostPower) != 0;
+  }
+
+  // What Powers left of large scales; 255 is NaN.
+  __device__ static void MultiplyLarge(const uint8_t* scales, Fragment<kCodes> (&a)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const uint32_t code = scales[FeatureInTile(half, second)];
+        const float left = code == 255 ? FastE8m0(code) : FastE8m0(max(code, kMostPower) - kMostPower + 127);
+        const uint32_t pair = PackBf16(left, left);
+#pragma unroll
+        for (int reg = second; reg < 4; reg += 2) a[half][0][reg] = MultiplyPair(a[half][0][reg], pair);
       }
     }
   }
 
-  // `zero`: zero points of integers, powers of two of floats that are scaled so.
+  // Products of a step's operand A of both halves, added to `part`.
   template <typename L>
-  __device__ void MultiplyStep(const uint8_t* stage, int step, const uint32_t (&zero)[2][2], const ChunkReader<kCodes> (&reader)[2],
-                               Sums& part) const {
+  __device__ void MultiplyStep(const uint8_t* stage, int step, const Fragment<kCodes> (&a)[2], Sums& part) const {
     constexpr int kTerms = WeightTerms(kCodes);
-    Fragment<kCodes> a[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      reader[half].Decode(step, zero[half], a[half]);
-      if constexpr (L::kPowers) {
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[half][0][reg] = MultiplyPair(a[half][0][reg], zero[half][reg % 2]);
-      }
-    }
 #pragma unroll 1
     for (int term = 0; term < (L::kTerms ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
@@ -307,8 +345,8 @@ class TileProduct {
 
   template <typename L>
   __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
-    float scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (!L::kPowers) SlotScales(stage + Layout::kScales, slot, scale);
+    float scale[2][2];
+    SlotScales(stage + Layout::kScales, slot, scale);
     if constexpr (L::kGrouped) {
       AddScaledRows(stage, slot, part, scale);
     } else {
@@ -360,42 +398,42 @@ class TileProduct {
 };
 
 // Thread blocks of a multiprocessor that the registers must leave room for.
-constexpr int BlocksFor(int tokens) { return tokens <= 16 ? 5 : tokens <= 48 ? 3 : 2; }
+constexpr int BlocksFor(int tokens, bool powers) { return tokens <= 16 ? 5 : tokens <= 48 || powers ? 3 : 2; }
 
-template <Codes kCodes, int kTokens>
-__global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens)) Gemm(const GemmArgs* args, const SortArgs* sort) {
+template <Codes kCodes, int kTokens, bool kPowers>
+__global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens, kPowers)) Gemm(const GemmArgs* args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ int rows[kTokens];
   Tile tile;
   if (!BeginTile<kTokens>(args, sort, words, rows, &tile)) return;
-  TileProduct<kCodes, kTokens> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
+  TileProduct<kCodes, kTokens, kPowers> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
   product.Run();
   product.Store();
 }
 
-template <Codes kCodes, int kTokens>
+template <Codes kCodes, int kTokens, bool kPowers>
 cudaError_t LaunchTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   using Layout = StageLayout<kCodes, kTokens>;
   const int bytes = Layout::kStages * Layout::Bytes(launch.terms);
   // The most of any launch, since a captured one is held to what is set when it runs.
-  constexpr int kMostTerms = kTokens <= kMostTermRows ? 3 : 1;
-  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  constexpr int kMostTerms = kTokens <= kMostTermRows && !kPowers ? 3 : 1;
+  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens, kPowers>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                  Layout::kStages * Layout::Bytes(kMostTerms));
   if (error != cudaSuccess) return error;
-  Gemm<kCodes, kTokens><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
+  Gemm<kCodes, kTokens, kPowers><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
   return cudaGetLastError();
 }
 
 // Every number of rows of one kind of codes: the body of one source file, so that none takes long to compile.
-template <Codes kCodes>
+template <Codes kCodes, bool kPowers = false>
 cudaError_t LaunchGemmOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.tokens) {
-    case 8: return LaunchTiles<kCodes, 8>(launch, args, sort, stream);
-    case 16: return LaunchTiles<kCodes, 16>(launch, args, sort, stream);
-    case 32: return LaunchTiles<kCodes, 32>(launch, args, sort, stream);
-    case 48: return LaunchTiles<kCodes, 48>(launch, args, sort, stream);
-    case 64: return LaunchTiles<kCodes, 64>(launch, args, sort, stream);
+    case 8: return LaunchTiles<kCodes, 8, kPowers>(launch, args, sort, stream);
+    case 16: return LaunchTiles<kCodes, 16, kPowers>(launch, args, sort, stream);
+    case 32: return LaunchTiles<kCodes, 32, kPowers>(launch, args, sort, stream);
+    case 48: return LaunchTiles<kCodes, 48, kPowers>(launch, args, sort, stream);
+    case 64: return LaunchTiles<kCodes, 64, kPowers>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }
 }

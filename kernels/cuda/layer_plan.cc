@@ -90,6 +90,11 @@ LayerPlan PlanOf(const MoeDesc& desc, bool uneven) {
   return plan;
 }
 
+bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme) {
+  return (shape.codes == Codes::kFp4 || shape.codes == Codes::kFp8) && shape.scale == ScaleType::kE8m0 && shape.slots <= 2 &&
+         scheme.global_scale == GlobalScale::kNone;
+}
+
 int32_t ByteSlotSteps(const PackedShape& shape, int32_t scale_steps) {
   if (shape.codes == Codes::kInt8) return 0;
   // An order of each expert's own lets groups end after any slot of a block.

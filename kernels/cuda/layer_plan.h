@@ -44,6 +44,10 @@ struct LayerPlan {
 // `uneven`: room for act-order groups of any sizes.
 LayerPlan PlanOf(const MoeDesc& desc, bool uneven = false);
 
+// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh exactly, for rows of one term without scales of groups:
+// E8M0, of groups of whole half blocks, without a global scale.
+bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme);
+
 // Steps of a slot of a product of bytes: 8, 2 or 1, inputs that lie in one group of the weights and in one of the rows; 0 for int8,
 // which has one scale of each. `scale_steps`: of the rows' groups, 0 for one scale a row.
 int32_t ByteSlotSteps(const PackedShape& shape, int32_t scale_steps);

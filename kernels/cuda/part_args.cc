@@ -40,9 +40,9 @@ class PartFiller {
       if (!plan_.paired && plan_.up_x.bytes) UseBytes(&args->stage_up, &args->up.x);
       if (plan_.down_h.bytes) UseBytes(&args->stage_down, &args->down.x);
     }
-    launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
-    if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
-    launch->down = LaunchOf(plan_.down, args->down, args->sort);
+    launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->gate, args->sort);
+    if (!plan_.paired) launch->up = LaunchOf(plan_.up, desc_.scheme.up.weights, args->up, args->sort);
+    launch->down = LaunchOf(plan_.down, desc_.scheme.down.weights, args->down, args->sort);
   }
 
  private:
@@ -203,7 +203,7 @@ class PartFiller {
     }
   }
 
-  GemmLaunch LaunchOf(const PackedShape& shape, const GemmArgs& args, const SortArgs& sort) const {
+  GemmLaunch LaunchOf(const PackedShape& shape, const WeightScheme& scheme, const GemmArgs& args, const SortArgs& sort) const {
     GemmLaunch launch;
     launch.codes = shape.codes;
     launch.hopper = hopper_;
@@ -212,6 +212,8 @@ class PartFiller {
     if (args.x.kind == OperandKind::kBytes) {
       launch.bytes = true;
       launch.slot_steps = ByteSlotSteps(shape, args.x.scale_steps);
+    } else if (!hopper_ && args.x.terms == 1 && !HasGroups(args.x)) {
+      launch.powers = ScalesArePowers(shape, scheme);
     }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);

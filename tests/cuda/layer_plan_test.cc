@@ -350,6 +350,19 @@ TEST_CASE("layer plan: codes are bytes where 8-bit weights meet codes of their k
   CHECK(PlanOf(desc).down_h.bytes);
 }
 
+TEST_CASE("layer plan: scales multiply operands where they are powers of two of half blocks, without a global one") {
+  const auto powers = [](const WeightScheme& weights) { return ScalesArePowers(PlanFor(Linear(weights)).gate, weights); };
+  WeightScheme mx = Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32});
+  CHECK(powers(mx));
+  CHECK(powers(Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 32})));
+  CHECK(powers(Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 128})));
+  CHECK_FALSE(powers(Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 16})));
+  CHECK_FALSE(powers(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 32})));
+  CHECK_FALSE(powers(Weights(ElementType::kInt4, ScaleType::kE8m0, {1, 32})));
+  mx.global_scale = GlobalScale::kMultiplier;
+  CHECK_FALSE(powers(mx));
+}
+
 TEST_CASE("layer plan: a slot of a product of bytes ends with every group of weights and rows") {
   PackedShape shape;
   shape.codes = Codes::kFp8;
