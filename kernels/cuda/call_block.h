@@ -40,12 +40,19 @@ struct SortArgs {
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
 };
 
-// Rows of one product, as the sum of `terms` bf16 matrices: values, or codes that `scales` multiply.
+// What the elements of an Operand are.
+enum class OperandKind : uint8_t {
+  kBf16,
+  kBytes,  // codes of 8 bits, int8 or E4M3 as those of the weights, each step in the order of BytePosition (packed_layout.h)
+};
+
+// Rows of one product, as the sum of `terms` matrices (one, of bytes): values, or codes that `scales` multiply.
 //
 // Hopper's products read sorted rows in panels, so that a tile's rows are contiguous in each block of 64 inputs and lie as wgmma
 // wants them in shared memory: [blocks][rows][64], the 16-byte piece p of a panel's row at p ^ (rank of the row mod 8).
 struct Operand {
-  uint16_t* data = nullptr;    // bf16 [terms][rows][depth], or one term in panels
+  void* data = nullptr;        // [terms][rows][depth], or one term in panels
+  OperandKind kind = OperandKind::kBf16;
   int64_t row_stride = 0;      // elements
   int64_t panel_stride = 0;    // elements from a block's panel to the next one's; 0: no panels
   int64_t term_stride = 0;

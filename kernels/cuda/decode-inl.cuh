@@ -58,30 +58,34 @@ __device__ inline uint32_t BytesMinus128(uint32_t bytes) {
   return SubtractPair(MaskOr<0x007F007Fu, 0x43004300u>(bytes), InverseMaskOr<0x00800080u, 0x43004300u>(bytes));
 }
 
-// Register `reg` of a 4-bit step's word. `zero`: 128 + zero point, twice, for the register's row.
-template <Codes kCodes>
+// 2 to this is what the bits of a float code, moved to the place of bf16's exponent and mantissa, are multiplied by to be the
+// code's value: the bias goes from 127 to E2M1's 1 or E4M3's 7, for subnormal codes as well.
+constexpr int BiasPower(Codes codes) { return codes == Codes::kFp4 ? 126 : 120; }
+
+// Register `reg` of a 4-bit step's word. `zero`: 128 + zero point, twice, for the register's row. Floats are not yet multiplied by
+// their BiasPower when `kMoved` is false.
+template <Codes kCodes, bool kMoved>
 __device__ inline uint32_t DecodeNibbles(uint32_t word, int reg, uint32_t zero) {
   if constexpr (kCodes == Codes::kInt4) {
     // Mantissas of 128 + code; the difference is exact.
     return SubtractPair(MaskOr<0x000F000Fu, 0x43004300u>(word >> (4 * reg)), zero);
   } else {
-    // E2M1's exponent and mantissa become the low bits of bf16's exponent and the top of its mantissa; 2^126 moves the bias from
-    // 127 to 1, for the subnormal code as well.
-    const uint32_t top = word << (12 - 4 * reg);
-    return MultiplyPair((top & 0x80008000u) | ((top >> 6) & 0x01C001C0u), 0x7E807E80u);
+    // E2M1's exponent and mantissa become the low bits of bf16's exponent and the top of its mantissa.
+    const uint32_t top = word << (12 - 4 * reg), bits = (top & 0x80008000u) | ((top >> 6) & 0x01C001C0u);
+    return kMoved ? MultiplyPair(bits, 0x7E807E80u) : bits;
   }
 }
 
-// Register `reg` of an 8-bit step's words. `zero`: zero point - 128, twice, for the register's row.
-template <Codes kCodes>
+// Register `reg` of an 8-bit step's words. `zero`: zero point - 128, twice, for the register's row. `kMoved` as above.
+template <Codes kCodes, bool kMoved>
 __device__ inline uint32_t DecodeBytes(uint2 step, int reg, uint32_t zero) {
   const uint32_t word = reg < 2 ? step.x : step.y;
   if constexpr (kCodes == Codes::kInt8) {
     return SubtractPair(BytesMinus128(reg % 2 == 0 ? word : word >> 8), zero);
   } else {
-    // As E2M1: 2^120 moves the bias from 127 to 7. NaN codes are refused when packing.
-    const uint32_t top = reg % 2 == 0 ? word << 8 : word;
-    return MultiplyPair((top & 0x80008000u) | ((top >> 4) & 0x07F007F0u), 0x7B807B80u);
+    // As E2M1. NaN codes are refused when packing.
+    const uint32_t top = reg % 2 == 0 ? word << 8 : word, bits = (top & 0x80008000u) | ((top >> 4) & 0x07F007F0u);
+    return kMoved ? MultiplyPair(bits, 0x7B807B80u) : bits;
   }
 }
 
@@ -108,14 +112,15 @@ struct ChunkReader {
   }
 
   // `zero`: of the thread's two rows, as ZeroOperand gives it; unused by floats.
+  template <bool kMoved = true>
   __device__ void Decode(int step, const uint32_t (&zero)[2], Fragment<kCodes>& out) const {
 #pragma unroll
     for (int reg = 0; reg < 4; ++reg) {
       if constexpr (BitsOf(kCodes) == 4) {
-        out[0][reg] = DecodeNibbles<kCodes>(Word(step), reg, zero[reg % 2]);
+        out[0][reg] = DecodeNibbles<kCodes, kMoved>(Word(step), reg, zero[reg % 2]);
       } else if constexpr (BitsOf(kCodes) == 8) {
         const int first = step % 2 * 2;
-        out[0][reg] = DecodeBytes<kCodes>(make_uint2(Word(first), Word(first + 1)), reg, zero[reg % 2]);
+        out[0][reg] = DecodeBytes<kCodes, kMoved>(make_uint2(Word(first), Word(first + 1)), reg, zero[reg % 2]);
       } else if constexpr (kCodes == Codes::kBf16) {
         out[0][reg] = Word(reg);
       } else {

@@ -6,7 +6,8 @@
 // (inputs under one scale) are made by the tensor cores and added, scaled, to float32 sums. A row's sums depend on that row only
 // and on an order fixed by the weights and the kind of rows: every tile size gives the same bits.
 //
-// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop).
+// Rows of one term without scales of groups, the usual ones, run a loop of their own for each number of slots (Loop), and a kernel
+// of their own where scales are powers of two.
 #ifndef MOED_KERNELS_CUDA_GEMM_INL_CUH_
 #define MOED_KERNELS_CUDA_GEMM_INL_CUH_
 
@@ -14,6 +15,7 @@
 #include "kernels/cuda/decode-inl.cuh"
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tile-inl.cuh"
 
 namespace moed::cuda {
 
@@ -30,8 +32,10 @@ struct StageLayout {
   __host__ __device__ static int Bytes(int terms) { return kRows + terms * kTermBytes; }
 };
 
-// One thread block's share of a product.
-template <Codes kCodes, int kTokens>
+// One thread block's share of a product. `kPowers`: rows of one term without scales of groups, and scales that are powers of two,
+// of two slots a block at most: they multiply the bf16 operand, exactly, together with the power that moves the codes' bias, and
+// sums are made by the tensor cores from the first input to the last.
+template <Codes kCodes, int kTokens, bool kPowers>
 class TileProduct {
  public:
   using Layout = StageLayout<kCodes, kTokens>;
@@ -49,26 +53,15 @@ class TileProduct {
         terms_(args.x.terms),
         blocks_(weights_.blocks),
         zero_(weights_.zero),
-        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0),
-        scale_type_(weights_.scale),
-        scale_shift_(scale_type_ == ScaleType::kF32                                       ? 2
-                     : scale_type_ == ScaleType::kE8m0 || scale_type_ == ScaleType::kE4m3 ? 0
-                                                                                          : 1) {
-    const int64_t expert = tile.expert;
-    codes_ =
-        weights_.codes + expert * weights_.codes_stride + static_cast<int64_t>(row_tile) * weights_.blocks * BlockBytes(kCodes);
-    const int64_t groups = static_cast<int64_t>(row_tile) * weights_.groups * kTileRows;
-    if (weights_.groups > 0) scales_ = weights_.scales + expert * weights_.scales_stride + (groups << scale_shift_);
-    if (weights_.zeros != nullptr) zeros_ = weights_.zeros + expert * weights_.zeros_stride + groups;
-    if (weights_.step_groups != nullptr) step_groups_ = weights_.step_groups + expert * weights_.step_groups_stride;
-    for (int half = 0; half < 2; ++half) global_[half] = weights_.globals[expert * 2 + half];
-    per_group_ = 1.0f / static_cast<float>(weights_.group_steps);
+        grouped_(args.x.scales != nullptr && args.x.scale_steps > 0) {
+    tile_weights_.Find<kCodes>(weights_, tile.expert, row_tile);
     if (grouped_) per_row_group_ = 1.0f / static_cast<float>(args.x.scale_steps);
     FindRows();
   }
 
   __device__ void Run() {
     Clear(sums_);
+    if constexpr (kPowers) return RunLoop<Loop<1, Rows::kPlain>>();
     if constexpr (kTokens <= kMostTermRows) {
       if (terms_ > 1) return RunLoop<Loop<0, Rows::kTerms>>();
     }
@@ -92,21 +85,15 @@ class TileProduct {
   enum class Rows { kPlain, kGrouped, kTerms };
 
   // `kShift`: log2 of a slot's steps.
-  // `kPowers`: scales are powers of two, by which a bf16 operand is multiplied exactly; sums need no scaling then.
-  template <int kShift, Rows kRows, bool kPowersOfTwo = false>
+  template <int kShift, Rows kRows>
   struct Loop {
     static constexpr int kSlotShift = kShift, kSlots = kSteps >> kShift;
-    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms, kPowers = kPowersOfTwo;
-    static constexpr int kLast = (1 << kShift) - 1;                     // step of a slot
-    static constexpr int kLastOfSum = kPowers ? kSteps - 1 : kLast;     // step after which sums are added
+    static constexpr bool kGrouped = kRows == Rows::kGrouped, kTerms = kRows == Rows::kTerms;
+    static constexpr int kLast = (1 << kShift) - 1;  // step of a slot
   };
 
   template <Rows kRows>
   __device__ void RunSlots(int slots) {
-    if constexpr (kRows == Rows::kPlain && (kCodes == Codes::kFp4 || kCodes == Codes::kFp8)) {
-      if (slots == 2 && scale_type_ == ScaleType::kE8m0 && global_[0] == 1.0f && global_[1] == 1.0f)
-        return RunLoop<Loop<1, kRows, true>>();
-    }
     if (slots == 1) return RunLoop<Loop<2, kRows>>();
     if (slots == 2) return RunLoop<Loop<1, kRows>>();
     RunLoop<Loop<0, kRows>>();
@@ -121,7 +108,11 @@ class TileProduct {
       WaitCopies<Layout::kStages - 2>();
       __syncthreads();
       Load<L>(block + Layout::kStages - 1);
-      Accumulate<L>(ring_ + stage * stage_bytes_);
+      if constexpr (kPowers) {
+        AccumulatePowers<L>(ring_ + stage * stage_bytes_);
+      } else {
+        Accumulate<L>(ring_ + stage * stage_bytes_);
+      }
       stage = stage == Layout::kStages - 1 ? 0 : stage + 1;
     }
     WaitCopies<0>();
@@ -140,23 +131,13 @@ class TileProduct {
 
   __device__ int RowSlots() const { return args_.x.scale_steps % kSteps == 0 ? 1 : args_.x.scale_steps % 2 == 0 ? 2 : kSteps; }
 
-  // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
-  __device__ static int Divided(int step, float per_group) {
-    return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group);
-  }
-
-  __device__ int GroupOf(int step) const {
-    if (step_groups_ != nullptr) return step_groups_[step];
-    return min(Divided(step, per_group_), weights_.groups - 1);
-  }
-
   // Where this thread's pieces of rows lie: piece p of 16 bytes of a block belongs to thread p mod 128.
   __device__ void FindRows() {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int at = threadIdx.x + i * kTileThreads, row = at / 8;
       const int from = row < kTokens ? rows_[row] : -1;
-      source_[i] = args_.x.data + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
+      source_[i] = static_cast<const uint16_t*>(args_.x.data) + (from < 0 ? 0 : from) * args_.x.row_stride + at % 8 * 8;
       valid_ |= (from >= 0 ? 1u : 0u) << i;
     }
   }
@@ -170,7 +151,7 @@ class TileProduct {
       const uint32_t stage = SharedAddress(ring_) + load_stage_ * stage_bytes_;
       LoadWeights(block, stage);
       LoadRows<L>(block, stage + Layout::kRows);
-      if (scales_ != nullptr) LoadScales<L>(block, stage);
+      if (tile_weights_.scales != nullptr) LoadScales<L>(block, stage);
       if constexpr (L::kGrouped) LoadRowScales<L>(block, stage + Layout::kRowScales);
       load_stage_ = load_stage_ == Layout::kStages - 1 ? 0 : load_stage_ + 1;
     }
@@ -178,7 +159,7 @@ class TileProduct {
   }
 
   __device__ void LoadWeights(int block, uint32_t stage) const {
-    const uint8_t* from = codes_ + static_cast<int64_t>(block) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
+    const uint8_t* from = tile_weights_.codes + static_cast<int64_t>(block) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
     const uint32_t to = stage + threadIdx.x * kChunkBytes;
 #pragma unroll
     for (int chunk = 0; chunk < ChunksOf(kCodes) * 2; ++chunk) {
@@ -203,16 +184,17 @@ class TileProduct {
 
   template <typename L>
   __device__ void LoadScales(int block, uint32_t stage) const {
-    const int shift = 3 + scale_shift_;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
+    const int shift = 3 + tile_weights_.shift;  // 8 pieces of 16 bytes in a slot's 128 scales of one byte
     if (static_cast<int>(threadIdx.x) < L::kSlots << shift) {
       const int slot = threadIdx.x >> shift, piece = threadIdx.x & ((1 << shift) - 1);
-      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
-      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16, scales_ + (group * kTileRows << scale_shift_) + piece * 16);
+      const int64_t group = tile_weights_.GroupOf(block * kSteps + (slot << L::kSlotShift));
+      CopyAsync16(stage + Layout::kScales + threadIdx.x * 16,
+                  tile_weights_.scales + (group * kTileRows << tile_weights_.shift) + piece * 16);
     }
-    if (zeros_ != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
+    if (tile_weights_.zeros != nullptr && static_cast<int>(threadIdx.x) < L::kSlots * 8) {
       const int slot = threadIdx.x / 8, piece = threadIdx.x % 8;
-      const int64_t group = GroupOf(block * kSteps + (slot << L::kSlotShift));
-      CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, zeros_ + group * kTileRows + piece * 16);
+      const int64_t group = tile_weights_.GroupOf(block * kSteps + (slot << L::kSlotShift));
+      CopyAsync16(stage + Layout::kZeros + threadIdx.x * 16, tile_weights_.zeros + group * kTileRows + piece * 16);
     }
   }
 
@@ -220,7 +202,7 @@ class TileProduct {
   __device__ void LoadRowScales(int block, uint32_t scales) const {
     for (int at = threadIdx.x; at < kTokens * L::kSlots; at += kTileThreads) {
       const int slot = at / kTokens, row = at % kTokens, from = rows_[row];
-      const int group = min(Divided(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
+      const int group = min(DividedStep(block * kSteps + (slot << L::kSlotShift), per_row_group_), args_.x.scale_stride - 1);
       CopyAsync4(scales + at * 4, args_.x.scales + (from < 0 ? 0 : from) * static_cast<int64_t>(args_.x.scale_stride) + group,
                  from >= 0);
     }
@@ -232,29 +214,50 @@ class TileProduct {
   __device__ void Accumulate(const uint8_t* stage) {
     Sums part;
     ChunkReader<kCodes> reader[2];
-    uint32_t zero[2][2] = {}, power[2][2] = {};
+    uint32_t zero[2][2] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int slot = step >> L::kSlotShift;
-      if ((step & L::kLastOfSum) == 0) Clear(part);
       if ((step & L::kLast) == 0) {
+        Clear(part);
         if constexpr (IsInteger(kCodes)) Zeros(stage + Layout::kZeros + slot * kTileRows, zero);
-        if constexpr (L::kPowers) Powers(stage + Layout::kScales + slot * kTileRows, power);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
-      MultiplyStep<L>(stage, step, L::kPowers ? power : zero, reader, part);
-      if ((step & L::kLastOfSum) == L::kLastOfSum) AddScaled<L>(stage, slot, part);
+      Fragment<kCodes> a[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) reader[half].Decode(step, zero[half], a[half]);
+      MultiplyStep<L>(stage, step, a, part);
+      if ((step & L::kLast) == L::kLast) AddScaled<L>(stage, slot, part);
     }
   }
 
-  __device__ int FeatureInTile(int half, int second) const {
-    return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
+  // The same with `kPowers`.
+  template <typename L>
+  __device__ void AccumulatePowers(const uint8_t* stage) {
+    ChunkReader<kCodes> reader[2];
+    uint32_t power[2][2];
+    bool large = false;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint8_t* scales = stage + Layout::kScales + (step >> L::kSlotShift) * kTileRows;
+      if ((step & L::kLast) == 0) large = Powers(scales, power);
+      Fragment<kCodes> a[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        reader[half].Load(stage + threadIdx.x * kChunkBytes, half, step);
+        reader[half].template Decode<false>(step, power[half], a[half]);
+#pragma unroll
+        for (int reg = 0; reg < 4; ++reg) a[half][0][reg] = MultiplyPair(a[half][0][reg], power[half][reg % 2]);
+      }
+      if (large) MultiplyLarge(scales, a);
+      MultiplyStep<L>(stage, step, a, sums_);
+    }
   }
 
   // Of the thread's four features in a slot.
   __device__ void Zeros(const uint8_t* zeros, uint32_t (&zero)[2][2]) const {
-    const bool stored = zeros_ != nullptr;
+    const bool stored = tile_weights_.zeros != nullptr;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -264,32 +267,44 @@ class TileProduct {
     }
   }
 
-  // E8M0 scales of the thread's four features in a slot, as pairs of bf16.
-  __device__ void Powers(const uint8_t* scales, uint32_t (&power)[2][2]) const {
+  // The largest E8M0 code whose power of two is one of bf16's together with that of the bias.
+  static constexpr uint32_t kMostPower = 254 - BiasPower(kCodes);
+
+  // E8M0 scales of the thread's four features in a slot times the power of the bias, as pairs of bf16; larger ones than kMostPower
+  // as that one. Whether a thread of the warp has such a scale.
+  __device__ bool Powers(const uint8_t* scales, uint32_t (&power)[2][2]) const {
+    uint32_t most = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        const float scale = FastE8m0(scales[FeatureInTile(half, second)]);
-        power[half][second] = PackBf16(scale, scale);
+        const uint32_t code = scales[FeatureInTile(half, second)];
+        most = max(most, code);
+        power[half][second] = (min(code, kMostPower) + BiasPower(kCodes)) * 0x00800080u;
+      }
+    }
+    return __any_sync(~0u, most > kMostPower) != 0;
+  }
+
+  // What Powers left of large scales; 255 is NaN.
+  __device__ static void MultiplyLarge(const uint8_t* scales, Fragment<kCodes> (&a)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const uint32_t code = scales[FeatureInTile(half, second)];
+        const float left = code == 255 ? FastE8m0(code) : FastE8m0(max(code, kMostPower) - kMostPower + 127);
+        const uint32_t pair = PackBf16(left, left);
+#pragma unroll
+        for (int reg = second; reg < 4; reg += 2) a[half][0][reg] = MultiplyPair(a[half][0][reg], pair);
       }
     }
   }
 
-  // `zero`: zero points of integers, powers of two of floats that are scaled so.
+  // Products of a step's operand A of both halves, added to `part`.
   template <typename L>
-  __device__ void MultiplyStep(const uint8_t* stage, int step, const uint32_t (&zero)[2][2], const ChunkReader<kCodes> (&reader)[2],
-                               Sums& part) const {
+  __device__ void MultiplyStep(const uint8_t* stage, int step, const Fragment<kCodes> (&a)[2], Sums& part) const {
     constexpr int kTerms = WeightTerms(kCodes);
-    Fragment<kCodes> a[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      reader[half].Decode(step, zero[half], a[half]);
-      if constexpr (L::kPowers) {
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[half][0][reg] = MultiplyPair(a[half][0][reg], zero[half][reg % 2]);
-      }
-    }
 #pragma unroll 1
     for (int term = 0; term < (L::kTerms ? terms_ : 1); ++term) {
       const uint32_t rows = SharedAddress(stage + Layout::kRows) + term * Layout::kTermBytes;
@@ -324,26 +339,14 @@ class TileProduct {
     }
   }
 
-  // Scales of the thread's four features, by one branch on their type.
-  template <typename Decode>
-  __device__ void ReadScales(const uint8_t* scales, int slot, const Decode& decode, float (&scale)[2][2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        scale[half][second] = global_[half] * decode(scales, slot * kTileRows + FeatureInTile(half, second));
-      }
-    }
-  }
-
-  __device__ void Scales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
-    WithScale(scale_type_, [&](const auto& decode) { ReadScales(scales, slot, decode, scale); });
+  __device__ void SlotScales(const uint8_t* scales, int slot, float (&scale)[2][2]) const {
+    tile_weights_.Scales(scales + (slot * kTileRows << tile_weights_.shift), scale);
   }
 
   template <typename L>
   __device__ void AddScaled(const uint8_t* stage, int slot, const Sums& part) {
-    float scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (!L::kPowers) Scales(stage + Layout::kScales, slot, scale);
+    float scale[2][2];
+    SlotScales(stage + Layout::kScales, slot, scale);
     if constexpr (L::kGrouped) {
       AddScaledRows(stage, slot, part, scale);
     } else {
@@ -386,67 +389,51 @@ class TileProduct {
   const int stage_bytes_;
   const int terms_, blocks_, zero_;
   const bool grouped_;            // rows have scales of groups
-  const ScaleType scale_type_;
-  const int scale_shift_;         // log2 of a scale's bytes
-  float per_group_ = 0.0f, per_row_group_ = 0.0f;
+  float per_row_group_ = 0.0f;
+  WeightTile tile_weights_;
   const uint16_t* source_[kPieces];
   uint32_t valid_ = 0;            // bit i: source_[i] is a row
   int load_stage_ = 0;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* scales_ = nullptr;
-  const uint8_t* zeros_ = nullptr;
-  const int32_t* step_groups_ = nullptr;
-  float global_[2] = {1.0f, 1.0f};
   Sums sums_;
 };
 
 // Thread blocks of a multiprocessor that the registers must leave room for.
-constexpr int BlocksFor(int tokens) { return tokens <= 16 ? 5 : tokens <= 48 ? 3 : 2; }
+constexpr int BlocksFor(int tokens, bool powers) { return tokens <= 16 ? 5 : tokens <= 48 || powers ? 3 : 2; }
 
-template <Codes kCodes, int kTokens>
-__global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens)) Gemm(const GemmArgs* args, const SortArgs* sort) {
+template <Codes kCodes, int kTokens, bool kPowers>
+__global__ void __launch_bounds__(kTileThreads, BlocksFor(kTokens, kPowers)) Gemm(const GemmArgs* args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ int rows[kTokens];
-  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return;
-  const Tile tile = sort->tiles[blockIdx.x];
-  static_assert(sizeof(GemmArgs) % 8 == 0 && alignof(GemmArgs) == 8);
-  for (int at = threadIdx.x; at < static_cast<int>(sizeof(GemmArgs) / 8); at += kTileThreads) {
-    words[at] = reinterpret_cast<const uint64_t*>(args)[at];
-  }
-  if (threadIdx.x < kTokens) {
-    const int sorted = tile.begin + threadIdx.x;
-    const bool valid = static_cast<int>(threadIdx.x) < tile.count;
-    rows[threadIdx.x] = !valid ? -1 : args->x.by_sorted_row ? sorted : sort->source[sorted];
-  }
-  __syncthreads();
-  TileProduct<kCodes, kTokens> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
+  Tile tile;
+  if (!BeginTile<kTokens>(args, sort, words, rows, &tile)) return;
+  TileProduct<kCodes, kTokens, kPowers> product(*reinterpret_cast<const GemmArgs*>(words), tile, blockIdx.y, ring, rows);
   product.Run();
   product.Store();
 }
 
-template <Codes kCodes, int kTokens>
+template <Codes kCodes, int kTokens, bool kPowers>
 cudaError_t LaunchTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   using Layout = StageLayout<kCodes, kTokens>;
   const int bytes = Layout::kStages * Layout::Bytes(launch.terms);
   // The most of any launch, since a captured one is held to what is set when it runs.
-  constexpr int kMostTerms = kTokens <= kMostTermRows ? 3 : 1;
-  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  constexpr int kMostTerms = kTokens <= kMostTermRows && !kPowers ? 3 : 1;
+  const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens, kPowers>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                  Layout::kStages * Layout::Bytes(kMostTerms));
   if (error != cudaSuccess) return error;
-  Gemm<kCodes, kTokens><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
+  Gemm<kCodes, kTokens, kPowers><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
   return cudaGetLastError();
 }
 
 // Every number of rows of one kind of codes: the body of one source file, so that none takes long to compile.
-template <Codes kCodes>
+template <Codes kCodes, bool kPowers = false>
 cudaError_t LaunchGemmOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.tokens) {
-    case 8: return LaunchTiles<kCodes, 8>(launch, args, sort, stream);
-    case 16: return LaunchTiles<kCodes, 16>(launch, args, sort, stream);
-    case 32: return LaunchTiles<kCodes, 32>(launch, args, sort, stream);
-    case 48: return LaunchTiles<kCodes, 48>(launch, args, sort, stream);
-    case 64: return LaunchTiles<kCodes, 64>(launch, args, sort, stream);
+    case 8: return LaunchTiles<kCodes, 8, kPowers>(launch, args, sort, stream);
+    case 16: return LaunchTiles<kCodes, 16, kPowers>(launch, args, sort, stream);
+    case 32: return LaunchTiles<kCodes, 32, kPowers>(launch, args, sort, stream);
+    case 48: return LaunchTiles<kCodes, 48, kPowers>(launch, args, sort, stream);
+    case 64: return LaunchTiles<kCodes, 64, kPowers>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }
 }

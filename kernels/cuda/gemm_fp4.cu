@@ -5,6 +5,7 @@
 namespace moed::cuda {
 
 cudaError_t LaunchGemmFp4(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if (launch.powers) return LaunchGemmOf<Codes::kFp4, true>(launch, args, sort, stream);
   return LaunchGemmOf<Codes::kFp4>(launch, args, sort, stream);
 }
 

@@ -5,6 +5,7 @@
 namespace moed::cuda {
 
 cudaError_t LaunchGemmFp8(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if (launch.powers) return LaunchGemmOf<Codes::kFp8, true>(launch, args, sort, stream);
   return LaunchGemmOf<Codes::kFp8>(launch, args, sort, stream);
 }
 

@@ -8,6 +8,8 @@ namespace moed::cuda {
 
 using GemmLauncher = cudaError_t(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
 GemmLauncher LaunchGemmInt4, LaunchGemmFp4, LaunchGemmInt8, LaunchGemmFp8, LaunchGemmBf16, LaunchGemmF16, LaunchGemmF32;
+// Of rows that are bytes.
+GemmLauncher LaunchBytesInt8, LaunchBytesFp8;
 // On Hopper alone.
 GemmLauncher LaunchHopperInt4, LaunchHopperFp4, LaunchHopperInt8, LaunchHopperFp8, LaunchHopperBf16;
 

@@ -106,7 +106,7 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
   const int64_t tile_bytes = static_cast<int64_t>(blocks) * kCodesBytes;
   for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
-    const uint16_t* rows = args.x.data + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
+    const uint16_t* rows = static_cast<const uint16_t*>(args.x.data) + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
     const uint8_t* codes = w.codes + work.tile.expert * w.codes_stride + work.first_row_tile * tile_bytes;
     const uint32_t row_bytes = work.tile.count * Layout::kRowBytes, bytes = row_bytes + work.row_tiles * kCodesBytes;
     for (int block = 0; block < blocks; ++block) {

@@ -27,6 +27,9 @@ struct GemmLaunch {
   bool hopper = false;     // hopper-inl.cuh: wgmma, for rows of one term without scales; else gemm-inl.cuh
   int32_t tokens = 8;      // of kTileRowChoices or kHopperTileRowChoices; SortArgs::tile_rows
   int32_t terms = 1;
+  bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
+  bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
+  int32_t slot_steps = 0;  // of such a product: ByteSlotSteps
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
   bool operator==(const GemmLaunch&) const = default;

@@ -57,6 +57,8 @@ cudaError_t LaunchHopper(const GemmLaunch& launch, const GemmArgs* args, const S
 
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   if (launch.hopper) return LaunchHopper(launch, args, sort, stream);
+  if (launch.bytes && launch.codes == Codes::kInt8) return LaunchBytesInt8(launch, args, sort, stream);
+  if (launch.bytes && launch.codes == Codes::kFp8) return LaunchBytesFp8(launch, args, sort, stream);
   switch (launch.codes) {
     case Codes::kInt4: return LaunchGemmInt4(launch, args, sort, stream);
     case Codes::kFp4: return LaunchGemmFp4(launch, args, sort, stream);

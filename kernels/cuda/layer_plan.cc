@@ -1,6 +1,7 @@
 #include "kernels/cuda/layer_plan.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/activation_quant.h"
 #include "kernels/cuda/call_sizes.h"
@@ -31,6 +32,16 @@ bool CanPair(const QuantScheme& scheme) {
   return scheme.gate == scheme.up && !scheme.gate.weights.act_order && !own_values;
 }
 
+// Whether codes of `input`, scaled as `plan` says, are multiplied as bytes: as exact integers, where features and rows have one
+// scale each, or E4M3 by E4M3.
+bool MultipliesBytes(const ActivationScheme& input, const OperandPlan& plan, const PackedShape& shape) {
+  if (plan.scaled_values) return false;
+  if (shape.codes == Codes::kFp8) return input.element == ElementType::kFp8E4m3;
+  if (shape.codes != Codes::kInt8 || input.element != ElementType::kInt8) return false;
+  constexpr int64_t kMostInputs = INT32_MAX / (128 * 128);  // whose sum fits into 32 bits whatever the codes are
+  return !shape.zero_points && shape.groups == 1 && plan.scale_steps == 0 && shape.depth() <= kMostInputs;
+}
+
 OperandPlan OperandOf(const ActivationScheme& input, const PackedShape& shape, bool weighted, bool sorted) {
   OperandPlan plan;
   plan.by_sorted_row = sorted || weighted || shape.own_order;
@@ -39,12 +50,13 @@ OperandPlan OperandOf(const ActivationScheme& input, const PackedShape& shape, b
   plan.spans_rows = SpansRows(input);
   plan.stored = input.mode == ActivationMode::kStatic || input.global_scale;
   plan.by_sorted_row = plan.by_sorted_row || plan.stored;
-  const bool grouped = input.mode == ActivationMode::kDynamic && !plan.spans_rows && input.group.cols > 0;
-  if (!grouped) return plan;
-  plan.group = input.group.cols;
-  plan.groups = GroupCount(shape.cols, input.group.cols);
-  plan.scaled_values = shape.ordered || plan.group % kStepDepth != 0;
-  plan.scale_steps = plan.scaled_values ? 0 : plan.group / kStepDepth;
+  if (input.mode == ActivationMode::kDynamic && !plan.spans_rows && input.group.cols > 0) {
+    plan.group = input.group.cols;
+    plan.groups = GroupCount(shape.cols, input.group.cols);
+    plan.scaled_values = shape.ordered || plan.group % kStepDepth != 0;
+    plan.scale_steps = plan.scaled_values ? 0 : plan.group / kStepDepth;
+  }
+  plan.bytes = MultipliesBytes(input, plan, shape);
   return plan;
 }
 
@@ -76,6 +88,21 @@ LayerPlan PlanOf(const MoeDesc& desc, bool uneven) {
   plan.up_x = OperandOf(scheme.up.input, plan.up, desc.weight_on_input, false);
   plan.down_h = OperandOf(scheme.down.input, plan.down, false, true);
   return plan;
+}
+
+bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme) {
+  return (shape.codes == Codes::kFp4 || shape.codes == Codes::kFp8) && shape.scale == ScaleType::kE8m0 && shape.slots <= 2 &&
+         scheme.global_scale == GlobalScale::kNone;
+}
+
+int32_t ByteSlotSteps(const PackedShape& shape, int32_t scale_steps) {
+  if (shape.codes == Codes::kInt8) return 0;
+  // An order of each expert's own lets groups end after any slot of a block.
+  const int32_t group_steps = shape.own_order ? kSteps / shape.slots : shape.groups > 1 ? shape.group_steps : 0;
+  for (const int32_t steps : {8, 2}) {
+    if (group_steps % steps == 0 && scale_steps % steps == 0) return steps;
+  }
+  return 1;
 }
 
 LayerOffsets OffsetsOf(const LayerPlan& plan, int num_experts) {

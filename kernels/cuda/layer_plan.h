@@ -21,6 +21,7 @@ struct OperandPlan {
   int32_t group = 0;            // inputs of a scale's group; 0: the row
   int64_t groups = 1;           // scales of a row
   int32_t scale_steps = 0;      // steps of a scale's group, 0: one a row; where not scaled_values
+  bool bytes = false;           // codes are multiplied as bytes, where Hopper's products do not run (bytes-inl.cuh)
 
   // bf16 terms of the operand whose values come in `value_terms`.
   int terms(int value_terms) const { return scaled_values ? 3 : quantized ? 1 : value_terms; }
@@ -42,6 +43,14 @@ struct LayerPlan {
 
 // `uneven`: room for act-order groups of any sizes.
 LayerPlan PlanOf(const MoeDesc& desc, bool uneven = false);
+
+// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh exactly, for rows of one term without scales of groups:
+// E8M0, of groups of whole half blocks, without a global scale.
+bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme);
+
+// Steps of a slot of a product of bytes: 8, 2 or 1, inputs that lie in one group of the weights and in one of the rows; 0 for int8,
+// which has one scale of each. `scale_steps`: of the rows' groups, 0 for one scale a row.
+int32_t ByteSlotSteps(const PackedShape& shape, int32_t scale_steps);
 
 // Offsets of a layer's arrays in its one piece of device memory. Arrays of experts follow each other by expert.
 struct MatrixOffsets {

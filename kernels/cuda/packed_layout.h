@@ -56,6 +56,12 @@ constexpr bool IsInteger(Codes codes) { return codes == Codes::kInt4 || codes ==
 constexpr int ChunksOf(Codes codes) { return BitsOf(codes) / 4; }
 constexpr int BlockBytes(Codes codes) { return ChunksOf(codes) * 2 * kTileThreads * kChunkBytes; }
 
+// Where input `in_step` [0, 16) of a step lies among the 16 bytes of a row of 8-bit codes, as operand B of mma.m16n8k32 wants it
+// beside weights of 8 bits: the inputs are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Word t of the step then has the
+// inputs 2t, 2t+1, 2t+8, 2t+9. Of the weights of lane 4 g + t, bytes 0 and 2 of the step's two words are the same inputs of row g,
+// bytes 1 and 3 those of row g + 8. Two steps are the 32 inputs of one product.
+constexpr int BytePosition(int in_step) { return in_step % 8 / 2 * 4 + in_step / 8 * 2 + in_step % 2; }
+
 // The codes that `element` is packed as.
 Codes CodesOf(ElementType element);
 

@@ -28,9 +28,14 @@ class PartFiller {
     launch->stage_down = StageH(args);
     FillDown(args);
     FillAbsMax(args, launch);
-    launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
-    if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
-    launch->down = LaunchOf(plan_.down, args->down, args->sort);
+    if (!hopper_) {
+      if (plan_.gate_x.bytes) UseBytes(&args->stage_gate, &args->gate.x);
+      if (!plan_.paired && plan_.up_x.bytes) UseBytes(&args->stage_up, &args->up.x);
+      if (plan_.down_h.bytes) UseBytes(&args->stage_down, &args->down.x);
+    }
+    launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->gate, args->sort);
+    if (!plan_.paired) launch->up = LaunchOf(plan_.up, desc_.scheme.up.weights, args->up, args->sort);
+    launch->down = LaunchOf(plan_.down, desc_.scheme.down.weights, args->down, args->sort);
   }
 
  private:
@@ -52,6 +57,7 @@ class PartFiller {
     hopper_ = rows > 0;
     if (hopper_) sort->tile_rows = rows;
   }
+  static void UseBytes(StageArgs* stage, Operand* operand) { stage->out.kind = operand->kind = OperandKind::kBytes; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
   int64_t PanelStride() const { return input_.slot_capacity * kBlockDepth; }
 
@@ -88,7 +94,7 @@ class PartFiller {
   int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data,
                  size_t scales, const PartArgs* args, StageArgs* stage, Operand* operand) const {
     if (!hopper_ && IsOperand(plan, shape)) {
-      operand->data = static_cast<uint16_t*>(const_cast<void*>(input_.x));
+      operand->data = const_cast<void*>(input_.x);
       operand->row_stride = shape.cols;
       return 0;
     }
@@ -124,7 +130,7 @@ class PartFiller {
     if (plan.spans_rows) stage->absmax = absmax;
     stage->order = moe_.order(shape, offsets, &stage->order_stride);
     Operand& out = stage->out;
-    out.data = At<uint16_t>(data);
+    out.data = At<std::byte>(data);
     out.row_stride = shape.depth();
     out.term_stride = count * shape.depth();
     out.terms = plan.terms(value_terms);
@@ -176,7 +182,7 @@ class PartFiller {
   int32_t StageH(PartArgs* args) const {
     Operand& operand = args->down.x;
     if (direct_h()) {
-      operand.data = At<uint16_t>(w_.h_operand);
+      operand.data = At<std::byte>(w_.h_operand);
       operand.row_stride = plan_.down.depth();
       operand.by_sorted_row = true;
       if (hopper_) operand.panel_stride = PanelStride();
@@ -215,12 +221,18 @@ class PartFiller {
     }
   }
 
-  GemmLaunch LaunchOf(const PackedShape& shape, const GemmArgs& args, const SortArgs& sort) const {
+  GemmLaunch LaunchOf(const PackedShape& shape, const WeightScheme& scheme, const GemmArgs& args, const SortArgs& sort) const {
     GemmLaunch launch;
     launch.codes = shape.codes;
     launch.hopper = hopper_;
     launch.tokens = sort.tile_rows;
     launch.terms = args.x.terms;
+    if (args.x.kind == OperandKind::kBytes) {
+      launch.bytes = true;
+      launch.slot_steps = ByteSlotSteps(shape, args.x.scale_steps);
+    } else if (!hopper_ && args.x.terms == 1 && !HasGroups(args.x)) {
+      launch.powers = ScalesArePowers(shape, scheme);
+    }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
     return launch;

@@ -160,12 +160,14 @@ struct StagedRow {
     return absmax == 0.0f ? 0.0f : quant::DynamicScale(a.scheme, absmax);
   }
 
-  // The code's value, and what it is multiplied by.
-  __device__ float Code(float x, float scale) const {
+  // The code's value before it is rounded, the code's value, and what it is multiplied by.
+  __device__ float Scaled(float x, float scale) const {
     if (scale == 0.0f) return 0.0f;
-    const bool full_range = a.scheme.mode == ActivationMode::kStatic;
     if (a.scheme.scale == ScaleType::kE4m3 && a.scheme.mode == ActivationMode::kDynamic) x *= stored;
-    return quant::RoundToElement(a.scheme.element, full_range, x / scale);
+    return x / scale;
+  }
+  __device__ float Code(float scaled) const {
+    return quant::RoundToElement(a.scheme.element, a.scheme.mode == ActivationMode::kStatic, scaled);
   }
   __device__ float Factor(float scale) const {
     return a.scheme.scale == ScaleType::kE4m3 && a.scheme.mode == ActivationMode::kDynamic ? scale / stored : scale;
@@ -199,23 +201,62 @@ __device__ void MakeScales(const StagedRow& row) {
   __syncthreads();
 }
 
-// Positions `at` and the next as the operand holds them: [term] pairs.
-__device__ float StagedValue(const StagedRow& row, int64_t at) {
+// The value at position `at` that becomes a code, or is staged as it is; `scale` gets that of its group.
+__device__ float ScaledValue(const StagedRow& row, int64_t at, float* scale) {
   const StageArgs& a = row.a;
   const int64_t k = row.order != nullptr ? row.order[at] : at < a.cols ? at : -1;
   if (k < 0) return 0.0f;
   const float x = row.Value(k);
   if (a.scheme.mode == ActivationMode::kNone) return x;
-  const float scale = row.scales[a.group == 0 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic ? 0 : k / a.group];
-  const float code = row.Code(x, scale);
-  return a.scaled_values ? code * row.Factor(scale) : code;
+  const bool one = a.group == 0 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic;
+  // In 32 bits: a division of 64 costs more than all the rest.
+  *scale = row.scales[one ? 0 : static_cast<uint32_t>(k) / static_cast<uint32_t>(a.group)];
+  return row.Scaled(x, *scale);
+}
+
+// Position `at` as the operand of bf16 terms holds it.
+__device__ float StagedValue(const StagedRow& row, int64_t at) {
+  float scale = 0.0f;
+  const float scaled = ScaledValue(row, at, &scale);
+  if (row.a.scheme.mode == ActivationMode::kNone) return scaled;
+  const float code = row.Code(scaled);
+  return row.a.scaled_values ? code * row.Factor(scale) : code;
+}
+
+// Two codes as E4M3: the hardware's rounding is that of FloatToE4m3.
+__device__ uint32_t E4m3Pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return FloatToE4m3(low) | static_cast<uint32_t>(FloatToE4m3(high)) << 8;
+#endif
+}
+
+// Codes at an even position and the next, which are neighbours among the bytes too. Whether one is NaN, which int8 does not have.
+__device__ bool StoreBytes(const StagedRow& row, int64_t out_row, int64_t at) {
+  const StageArgs& a = row.a;
+  float scale = 0.0f;
+  const float low = ScaledValue(row, at, &scale), high = ScaledValue(row, at + 1, &scale);
+  uint32_t pair;
+  if (a.scheme.element == ElementType::kInt8) {
+    pair = (__float2int_rn(row.Code(low)) & 0xFF) | (__float2int_rn(row.Code(high)) & 0xFF) << 8;
+  } else {
+    pair = E4m3Pair(low, high);
+  }
+  const int in_step = static_cast<int>(at % kStepDepth);
+  const int64_t to = out_row * a.out.row_stride + at - in_step + BytePosition(in_step);
+  *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.out.data) + to) = static_cast<uint16_t>(pair);
+  return isnan(low) || isnan(high);
 }
 
 __device__ void StorePair(const Operand& out, int64_t row, int rank, int64_t at, float low, float high) {
+  uint16_t* const data = static_cast<uint16_t*>(out.data);
   for (int term = 0; term < out.terms; ++term) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     const int64_t to = term * out.term_stride + OperandAt(out.row_stride, out.panel_stride, row, rank, at);
-    *reinterpret_cast<__nv_bfloat162*>(out.data + to) = pair;
+    *reinterpret_cast<__nv_bfloat162*>(data + to) = pair;
     low -= __low2float(pair);
     high -= __high2float(pair);
   }
@@ -237,17 +278,17 @@ __device__ void CopyRow(const StageArgs& a, const SortArgs* sort, int64_t row, i
   for (int64_t piece = threadIdx.x; piece < a.depth / 8; piece += kRowThreads) {
     const uint4 value = piece < a.cols / 8 ? from[piece] : make_uint4(0, 0, 0, 0);
     ForEachStored(a, sort, row, [&](int64_t to, int rank) {
-      *reinterpret_cast<uint4*>(a.out.data + OperandAt(a.out.row_stride, a.out.panel_stride, to, rank, piece * 8)) = value;
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(a.out.data) + OperandAt(a.out.row_stride, a.out.panel_stride, to, rank, piece * 8)) = value;
     });
   }
 }
 
-// Scales as the product wants them: of every group, also where one covers the row.
-__device__ void StoreScales(const StagedRow& staged, const SortArgs* sort, int64_t row, int64_t groups) {
+// Scales as the product wants them: of every group, also where one covers the row. `nan`: a code that should be NaN makes them so.
+__device__ void StoreScales(const StagedRow& staged, const SortArgs* sort, int64_t row, int64_t groups, bool nan) {
   const StageArgs& a = staged.a;
   const bool one = groups == 1 || a.absmax != nullptr || a.scheme.mode == ActivationMode::kStatic;
   for (int64_t g = threadIdx.x; g < a.out.scale_stride; g += kRowThreads) {
-    const float factor = staged.Factor(staged.scales[one ? 0 : g]);
+    const float factor = nan ? __int_as_float(0x7FC00000) : staged.Factor(staged.scales[one ? 0 : g]);
     ForEachStored(a, sort, row, [&](int64_t to, int) { a.out.scales[to * a.out.scale_stride + g] = factor; });
   }
 }
@@ -265,13 +306,18 @@ __global__ void __launch_bounds__(kRowThreads) StageRows(const StageArgs* args, 
                             a.stored != nullptr ? a.stored[expert] : 1.0f, a.scatter ? &one_scale : a.scratch + row * groups,
                             a.order != nullptr ? a.order + expert * a.order_stride : nullptr};
   if (a.scheme.mode != ActivationMode::kNone) MakeScales(staged);
+  const bool bytes = a.out.kind == OperandKind::kBytes;
+  bool nan = false;
   for (int64_t at = 2 * threadIdx.x; at < a.depth; at += 2 * kRowThreads) {
+    if (bytes) {
+      nan = StoreBytes(staged, row, at) || nan;
+      continue;
+    }
     const float low = StagedValue(staged, at), high = StagedValue(staged, at + 1);
     ForEachStored(a, sort, row, [&](int64_t to, int rank) { StorePair(a.out, to, rank, at, low, high); });
   }
   if (a.out.scales == nullptr) return;
-  __syncthreads();
-  StoreScales(staged, sort, row, groups);
+  StoreScales(staged, sort, row, groups, __syncthreads_or(nan) != 0);
 }
 
 __global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* args, const SortArgs* sort) {

@@ -323,6 +323,75 @@ TEST_CASE("layer plan: an operand's terms are those of its values, one of codes,
   CHECK((nv.stored && nv.by_sorted_row && nv.scale_steps == 1 && nv.groups == 16));
 }
 
+TEST_CASE("layer plan: codes are bytes where 8-bit weights meet codes of their kind, integers only under one scale") {
+  const auto bytes = [](const WeightScheme& weights, const ActivationScheme& input) {
+    return PlanFor(Linear(weights, input)).gate_x.bytes;
+  };
+  const WeightScheme int8 = Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
+  const WeightScheme fp8 = Weights(ElementType::kFp8E4m3, ScaleType::kF32, {128, 128});
+  const ActivationScheme row = Int8(ActivationMode::kDynamic, 1), groups = Dynamic(ElementType::kFp8E4m3, ScaleType::kF32, 128);
+  CHECK(bytes(int8, row));
+  CHECK(bytes(int8, Int8(ActivationMode::kDynamic, 0)));
+  CHECK(bytes(int8, Int8(ActivationMode::kStatic, 0)));
+  CHECK(bytes(fp8, groups));
+  CHECK_FALSE(bytes(int8, groups));
+  CHECK_FALSE(bytes(fp8, row));
+  CHECK_FALSE(bytes(Int4(), row));
+  CHECK_FALSE(bytes(int8, ActivationScheme()));
+  CHECK_FALSE(bytes(int8, Dynamic(ElementType::kInt8, ScaleType::kF32, 128)));
+  CHECK_FALSE(bytes(Weights(ElementType::kInt8, ScaleType::kF32, {1, 128}), row));
+  CHECK_FALSE(bytes(Weights(ElementType::kInt8, ScaleType::kF32, {1, 0}, true), row));
+  CHECK_FALSE(bytes(fp8, Dynamic(ElementType::kFp8E4m3, ScaleType::kF32, 24)));
+  // Sums of more inputs would not fit into 32 bits.
+  MoeDesc desc = MakeDesc(1, 1, 131008, 64, UniformScheme(Linear(int8, row)));
+  CHECK(PlanOf(desc).gate_x.bytes);
+  desc.hidden = 131009;
+  CHECK_FALSE(PlanOf(desc).gate_x.bytes);
+  CHECK(PlanOf(desc).down_h.bytes);
+}
+
+TEST_CASE("layer plan: scales multiply operands where they are powers of two of half blocks, without a global one") {
+  const auto powers = [](const WeightScheme& weights) { return ScalesArePowers(PlanFor(Linear(weights)).gate, weights); };
+  WeightScheme mx = Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32});
+  CHECK(powers(mx));
+  CHECK(powers(Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 32})));
+  CHECK(powers(Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 128})));
+  CHECK_FALSE(powers(Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 16})));
+  CHECK_FALSE(powers(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 32})));
+  CHECK_FALSE(powers(Weights(ElementType::kInt4, ScaleType::kE8m0, {1, 32})));
+  mx.global_scale = GlobalScale::kMultiplier;
+  CHECK_FALSE(powers(mx));
+}
+
+TEST_CASE("layer plan: a slot of a product of bytes ends with every group of weights and rows") {
+  PackedShape shape;
+  shape.codes = Codes::kFp8;
+  shape.groups = 1;
+  shape.group_steps = INT32_MAX;
+  CHECK(ByteSlotSteps(shape, 0) == 8);
+  CHECK(ByteSlotSteps(shape, 16) == 8);
+  CHECK(ByteSlotSteps(shape, 4) == 2);
+  CHECK(ByteSlotSteps(shape, 3) == 1);
+  shape.groups = 12;
+  shape.group_steps = 8;
+  CHECK(ByteSlotSteps(shape, 0) == 8);
+  CHECK(ByteSlotSteps(shape, 8) == 8);
+  CHECK(ByteSlotSteps(shape, 2) == 2);
+  shape.group_steps = 6;
+  CHECK(ByteSlotSteps(shape, 8) == 2);
+  shape.group_steps = 1;
+  CHECK(ByteSlotSteps(shape, 8) == 1);
+  // Groups of act-order end where the blocks' slots let them.
+  shape.own_order = true;
+  shape.group_steps = 8;
+  shape.slots = 1;
+  CHECK(ByteSlotSteps(shape, 0) == 2);
+  shape.slots = kSteps;
+  CHECK(ByteSlotSteps(shape, 0) == 1);
+  shape.codes = Codes::kInt8;
+  CHECK(ByteSlotSteps(shape, 0) == 0);
+}
+
 TEST_CASE("layer plan: operands follow the weights' order, and h is written as an operand only where it is used as it is") {
   const LayerPlan plain = PlanFor(Linear(Int4()));
   CHECK(plain.direct_h());

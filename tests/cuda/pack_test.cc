@@ -142,6 +142,21 @@ TEST_CASE("Every place of a block is used by exactly one code") {
   }
 }
 
+TEST_CASE("Rows of bytes lie as the 8-bit codes of a feature do: a thread's words of both are the same inputs") {
+  for (int step = 0; step < kSteps; ++step) {
+    for (int k = 0; k < kStepDepth; ++k) {
+      const int word = BytePosition(k) / 4, at = BytePosition(k) % 4;
+      for (const int row : {3, 3 + 8, 64 + 3}) {
+        // Bytes 0 and 2 (1 and 3 for the later eight features) of a step's two words, one after the other.
+        const int second = row % 16 / 8, thread = row % 64 / 16 * 32 + row % 8 * 4 + word;
+        const int byte = (step / 2 * 2 + row / 64) * kTileThreads * kChunkBytes + thread * kChunkBytes + step % 2 * 8 + at / 2 * 4 +
+                         at % 2 * 2 + second;
+        CHECK(PlaceOf(Codes::kInt8, row, step * kStepDepth + k).byte == byte);
+      }
+    }
+  }
+}
+
 TEST_CASE("A packed expert gives back every weight of every scheme, odd sizes included") {
   uint64_t seed = 1;
   for (const WeightScheme& scheme : Schemes()) {
