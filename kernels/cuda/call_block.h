@@ -131,7 +131,7 @@ struct GemmArgs {
 // h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.
 struct ActivateArgs {
   const float* gate = nullptr;  // [sorted][stride]
-  const float* up = nullptr;    // null: feature f's gate and up lie at 128 (f / 64) + f % 64 of `gate`, and 64 further
+  const float* up = nullptr;    // null: both lie in `gate` as a paired matrix has them, 128 for each 64 features (PairedRow)
   int64_t stride = 0;
   int64_t cols = 0;             // features
   Activation activation;

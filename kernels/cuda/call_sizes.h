@@ -13,7 +13,7 @@ inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x to
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
 // The same on Hopper's own products.
-inline constexpr int kHopperTileRowChoices[] = {32, 64, 128};
+inline constexpr int kHopperTileRowChoices[] = {32, 64, 128, 256};
 // The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 

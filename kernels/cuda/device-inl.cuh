@@ -86,8 +86,8 @@ __device__ inline uint32_t Opaque(uint32_t value) {
   return value;
 }
 
-__device__ inline void StoreShared16(uint32_t address, const uint32_t (&v)[4]) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+__device__ inline void StoreShared8(uint32_t address, const uint32_t (&v)[2]) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};\n" ::"r"(address), "r"(v[0]), "r"(v[1]) : "memory");
 }
 
 // Where input `at` of an operand's row lies, in elements (Operand in call_block.h): in a row, or in panels with the row's rank.

@@ -1,6 +1,6 @@
 // What all products do with their sums: row scales, biases, the gated activation, and stores. Shared by the kernels whose sums lie
-// as the tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, and of each tile
-// of 8 rows the rows 2 t and 2 t + 1.
+// as the tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, in a paired matrix
+// gate and up of feature 8 w + g, and of each tile of 8 rows the rows 2 t and 2 t + 1.
 #ifndef MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 #define MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 
@@ -45,37 +45,40 @@ class TileStore {
         rows_(rows),
         in_half_(thread / 32 * 16 + thread % 32 / 4),
         row_(thread % 4 * 2) {
-    const float* bias = args.weights.bias;
-    if (bias != nullptr) bias += tile.expert * args.weights.bias_stride + row_tile * kTileRows + in_half_;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int second = 0; second < 2; ++second) bias_[half][second] = bias != nullptr ? bias[half * kHalfRows + second * 8] : 0.0f;
-    }
+    bias_ = args.weights.bias;
+    if (bias_ != nullptr) bias_ += tile.expert * args.weights.bias_stride + row_tile * kTileRows + in_half_;
     scaled_ = args.x.scales != nullptr && args.x.scale_steps == 0;
   }
 
-  // sum(half, column, at): of feature 16 w + g + 8 (at / 2) of a half and row 8 column + 2 t + at % 2.
-  template <int kColumns, typename Sum>
-  __device__ void Store(const Sum& sum) const {
+  // The features of `kHalves` halves from `first` on. sum(half - first, column, at): of feature 16 w + g + 8 (at / 2) of a half and
+  // row 8 column + 2 t + at % 2.
+  template <int kColumns, int kHalves = 2, typename Sum>
+  __device__ void Store(const Sum& sum, int first = 0) const {
     if (args_.epilogue == Epilogue::kStore) {
-      StoreSums<kColumns>(sum);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) StoreSums<kColumns>(sum, half, first + half);
     } else {
-      StoreGated<kColumns>(sum, SigmoidForm(args_.activation));
+      const SigmoidForm form(args_.activation);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) StoreGated<kColumns>(sum, form, half, first + half);
     }
   }
 
  private:
+  __device__ float Bias(int half, int second) const { return bias_ != nullptr ? bias_[half * kHalfRows + second * 8] : 0.0f; }
+
   __device__ float RowScale(int row) const {
     if (!scaled_ || row >= tile_.count) return 1.0f;
     const int64_t x_row = rows_ != nullptr ? rows_[row] : tile_.begin + row;
     return args_.x.scales[x_row * args_.x.scale_stride];
   }
 
+  // `from` names a half to `sum`, `half` is which it is.
   template <int kColumns, typename Sum>
-  __device__ void StoreSums(const Sum& sum) const {
-    const int64_t feature = row_tile_ * kTileRows + in_half_;
+  __device__ void StoreSums(const Sum& sum, int from, int half) const {
+    const int64_t feature = row_tile_ * kTileRows + half * kHalfRows + in_half_;
     float* out = args_.out + (tile_.begin + row_) * args_.out_stride + feature;
+    const float bias[2] = {Bias(half, 0), Bias(half, 1)};
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
@@ -84,13 +87,9 @@ class TileStore {
         const float scale = RowScale(row);
         if (row < tile_.count) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int second = 0; second < 2; ++second) {
-              const int at = half * kHalfRows + second * 8;
-              if (feature + at < args_.out_stride)
-                out[odd * args_.out_stride + at] = sum(half, column, 2 * second + odd) * scale + bias_[half][second];
-            }
+          for (int second = 0; second < 2; ++second) {
+            if (feature + second * 8 < args_.out_stride)
+              out[odd * args_.out_stride + second * 8] = sum(from, column, 2 * second + odd) * scale + bias[second];
           }
         }
       }
@@ -99,20 +98,18 @@ class TileStore {
   }
 
   template <int kColumns, typename Sum>
-  __device__ void StoreGated(const Sum& sum, const SigmoidForm& form) const {
+  __device__ void StoreGated(const Sum& sum, const SigmoidForm& form, int from, int half) const {
+    const int64_t feature = row_tile_ * kHalfRows + half * (kHalfRows / 2) + in_half_ / 16 * 8 + in_half_ % 8;
+    const float bias[2] = {Bias(half, 0), Bias(half, 1)};
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const float scale[2] = {RowScale(column * 8 + row_), RowScale(column * 8 + row_ + 1)};
+      float h[2];
 #pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        float h[2];
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          h[odd] = form(sum(0, column, 2 * second + odd) * scale[odd] + bias_[0][second],
-                        sum(1, column, 2 * second + odd) * scale[odd] + bias_[1][second]);
-        }
-        StorePair(column * 8, row_tile_ * kHalfRows + in_half_ + second * 8, h);
+      for (int odd = 0; odd < 2; ++odd) {
+        const float scale = RowScale(column * 8 + row_ + odd);
+        h[odd] = form(sum(from, column, odd) * scale + bias[0], sum(from, column, 2 + odd) * scale + bias[1]);
       }
+      StorePair(column * 8, feature, h);
     }
   }
 
@@ -144,7 +141,7 @@ class TileStore {
   const int64_t row_tile_;
   const int* const rows_;
   const int in_half_, row_;
-  float bias_[2][2];
+  const float* bias_;
   bool scaled_;
 };
 

@@ -1,11 +1,12 @@
 // Products on Hopper: rows of bf16 values or codes times packed weights by wgmma, weights decoded into its register operand.
 //
-// Two warpgroups of a thread block multiply, each one row tile (both halves, gate's and up's in a paired matrix, so that a feature's
-// two sums end in the same thread) with the same tile of rows; a third fills the ring that both read (hopper_ring-inl.cuh). Three
-// products are under way while the next one's weights are decoded. Under scales of groups a weight is rounded to bf16 twice,
-// its scale and the code times that; one scale for all inputs multiplies the sums instead, and nothing is rounded. Codes have no
-// stored zero points: where their mean is far from 0, the rounding of a group's weights would not average out. Sums are float32 in
-// the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the row and the weights only.
+// Each multiplying warpgroup has one half of a row tile (64 features; in a paired matrix gate and up of 32, so that a feature's two
+// sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills the ring that they
+// read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a weight
+// is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and nothing is
+// rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average
+// out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the
+// row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
@@ -18,30 +19,36 @@
 
 namespace moed::cuda {
 
-inline constexpr int kProducerRegisters = 56, kMathRegisters = 224;  // of 65536: 128 x 56 + 256 x 224
+// Registers of a thread, of 512 for the threads of one index in all warpgroups.
+inline constexpr int kProducerRegisters = 56;
+constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 112; }
 
-// One warpgroup's row tile of every piece of work.
+// One warpgroup's part of every piece of work.
 template <Codes kCodes, int kTokens>
 class HopperMath {
  public:
   using Layout = HopperLayout<kCodes, kTokens>;
+  static constexpr int kHalves = Layout::kHalves;
+  static constexpr int kOperands = Layout::kMathGroups == 2 ? 4 : 2;  // that products read at once, as the registers allow
 
-  __device__ HopperMath(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, int which)
+  __device__ HopperMath(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring)
       : args_(args),
         w_(args.weights),
         list_(list),
         ring_(ring),
-        which_(which),
-        thread_(threadIdx.x % kTileThreads),
         blocks_(w_.blocks),
         slots_(ScaledSlots<kCodes>(w_)),
-        zero_(ZeroOperand<kCodes>(w_.zero)) {}
+        zero_(ZeroOperand<kCodes>(w_.zero)),
+        weights_at_(Layout::kWeights + tile() * BlockBytes(kCodes) +
+                    (first_half() * kTileThreads + threadIdx.x % kTileThreads) * kChunkBytes),
+        scales_at_(Layout::kScales + tile() * Layout::kScaleBytes + first_half() * Layout::kHalfBytes +
+                   (threadIdx.x % kTileThreads / 32 * 8 + threadIdx.x % 32 / 4) * 8) {}
 
   // Piece `at` of the list, which is looked up again when it is stored: the registers are the sums'.
   __device__ void Run(int at) {
-    if (which_ >= list_.Get(at).row_tiles) return PassBlocks();
+    if (tile() >= list_.Get(at).row_tiles) return PassBlocks();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums_[half][i] = 0.0f;
     }
@@ -89,91 +96,112 @@ class HopperMath {
 
   template <int kSlots>
   __device__ void MultiplyBlock(int stage, int previous) {
-    const uint32_t base = Uniform(ring_.Stage(stage));
+    using Reader = ChunkReader<kCodes>;
+    const uint32_t base = ring_.Stage(stage);
     const uint8_t* memory = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(base));
-    const uint8_t* weights = memory + Layout::kWeights + which_ * BlockBytes(kCodes) + thread_ * kChunkBytes;
-    const uint8_t* scales = memory + Layout::kScales + which_ * Layout::kScaleBytes + (thread_ / 32 * 8 + thread_ % 32 / 4) * 16;
     constexpr int kLast = kSlots == 0 ? kSteps : kSteps / kSlots;  // steps of a slot
-    ChunkReader<kCodes> reader[2];
-    uint4 scale = {};  // pairs of the thread's four features
-    const uint32_t zero[2] = {zero_, zero_};
+    Reader reader[2][kHalves];  // chunks in turn
+    uint2 scale[kHalves] = {};  // pairs of the thread's two features
+    LoadCodes(memory, 0, reader[0]);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (kSlots > 0) {
-        if (step % kLast == 0) scale = *reinterpret_cast<const uint4*>(scales + step / kLast * Layout::kSlotBytes);
+        if (step % kLast == 0) LoadScales(memory + step / kLast * Layout::kSlotBytes, scale);
       }
+      if (step + 1 < kSteps) LoadCodes(memory, step + 1, reader[(step + 1) / Reader::kStepsPerChunk % 2]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Fragment<kCodes>& operand = operand_[step % 2][half];
-        reader[half].Load(weights, half, step);
-        reader[half].Decode(step, zero, operand);
-        if constexpr (kSlots > 0) {
-          const uint32_t pair[2] = {half == 0 ? scale.x : scale.z, half == 0 ? scale.y : scale.w};
-#pragma unroll
-          for (int reg = 0; reg < 4; ++reg) operand[0][reg] = MultiplyPair(operand[0][reg], pair[reg % 2]);
-        }
+      for (int half = 0; half < kHalves; ++half) {
+        const int product = step * kHalves + half;
+        Fragment<kCodes>& operand = operand_[product % kOperands];
+        DecodeStep<kSlots>(reader[step / Reader::kStepsPerChunk % 2][half], step, scale[half], operand);
         BeginProducts();
-        WarpgroupProduct<kTokens>::Add(sums_[half], operand[0], OperandB(base + Layout::kRows + step * kStepDepth * 2));
+        WarpgroupProduct<kTokens>::Add(sums_[half], operand[0], OperandB(base + Layout::kRows, step));
         CommitProducts();
-        WaitProducts<3>();  // the next product's operand is free, and after the second step the last block's stage
-        if (step == 1 && half == 1 && previous >= 0) Release(previous);
+        WaitProducts<kOperands - 1>();  // the next product's operand is free, and after some products the last block's stage
+        if (product == kOperands - 2 && previous >= 0) Release(previous);
       }
     }
   }
 
-  // The one group's scales of the thread's four features, or 1.
-  __device__ void LastScales(const HopperWork& work, float (&scale)[2][2]) const {
-    scale[0][0] = scale[0][1] = scale[1][0] = scale[1][1] = 1.0f;
+  __device__ void LoadCodes(const uint8_t* memory, int step, ChunkReader<kCodes> (&reader)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) reader[half].Load(memory + weights_at_, half, step);
+  }
+
+  __device__ void LoadScales(const uint8_t* memory, uint2 (&scale)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      scale[half] = *reinterpret_cast<const uint2*>(memory + scales_at_ + half * Layout::kHalfBytes);
+  }
+
+  template <int kSlots>
+  __device__ void DecodeStep(const ChunkReader<kCodes>& reader, int step, const uint2& scale, Fragment<kCodes>& operand) const {
+    const uint32_t zero[2] = {zero_, zero_};
+    reader.Decode(step, zero, operand);
+    if constexpr (kSlots > 0) {
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) operand[0][reg] = MultiplyPair(operand[0][reg], reg % 2 == 0 ? scale.x : scale.y);
+    }
+  }
+
+  // The one group's scales of the thread's two features of a half, or 1.
+  __device__ void LastScales(const HopperWork& work, int half, float (&scale)[2]) const {
+    scale[0] = scale[1] = 1.0f;
     if (w_.groups != 1) return;
-    const uint8_t* scales = w_.scales + work.tile.expert * w_.scales_stride;
-    const int64_t first = static_cast<int64_t>(work.first_row_tile + which_) * kTileRows + thread_ / 32 * 16 + thread_ % 32 / 4;
-    const int bytes = ScaleBytesOf(w_.scale);
+    const int bytes = ScaleBytesOf(w_.scale), thread = threadIdx.x % kTileThreads;
+    const int64_t first = static_cast<int64_t>(work.first_row_tile + tile()) * kTileRows + half * kHalfRows + thread / 32 * 16 +
+                          thread % 32 / 4;
+    const uint8_t* scales = w_.scales + work.tile.expert * w_.scales_stride + first * bytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float global = w_.globals[static_cast<int64_t>(work.tile.expert) * 2 + half];
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const uint32_t bits = LoadBits(scales + (first + half * kHalfRows + second * 8) * bytes, bytes);
-        scale[half][second] = global * ScaleOfBits(w_.scale, bits);
-      }
+    for (int second = 0; second < 2; ++second) {
+      const float global = w_.globals[static_cast<int64_t>(work.tile.expert) * 2 + second];
+      scale[second] = global * ScaleOfBits(w_.scale, LoadBits(scales + second * 8 * bytes, bytes));
     }
   }
 
   __device__ void Store(const HopperWork& work) const {
-    float scale[2][2];
-    LastScales(work, scale);
-    const TileStore store(args_, work.tile, work.first_row_tile + which_, thread_, nullptr);
-    store.Store<kTokens / 8>([&](int half, int column, int at) { return sums_[half][column * 4 + at] * scale[half][at / 2]; });
+    const TileStore store(args_, work.tile, work.first_row_tile + tile(), threadIdx.x % kTileThreads, nullptr);
+    float scale[kHalves][2];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) LastScales(work, first_half() + half, scale[half]);
+    const auto sum = [&](int half, int column, int at) { return sums_[half][column * 4 + at] * scale[half][at / 2]; };
+    store.Store<kTokens / 8, kHalves>(sum, first_half());
   }
+
+  __device__ static int group() { return threadIdx.x / kTileThreads - 1; }
+  __device__ static int tile() { return group() * kHalves / 2; }  // of the piece of work
+  __device__ static int first_half() { return group() * kHalves % 2; }
 
   const GemmArgs& args_;
   const MatrixArgs& w_;
   const HopperWorkList& list_;
   const Ring<Layout> ring_;
-  const int which_, thread_, blocks_, slots_;
-  const uint32_t zero_;  // as ChunkReader wants it
+  const int blocks_, slots_;
+  const uint32_t zero_;                   // as ChunkReader wants it
+  const uint32_t weights_at_, scales_at_;  // in a stage, of the thread's first half
   RingPlace<Layout::kStages> place_;
-  Fragment<kCodes> operand_[2][2];  // [step mod 2][half]
-  float sums_[2][kTokens / 2];
+  Fragment<kCodes> operand_[kOperands];
+  float sums_[kHalves][kTokens / 2];
 };
 
 template <Codes kCodes, int kTokens>
-__global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* global_args, const SortArgs* sort) {
+__global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
+    HopperGemm(const GemmArgs* global_args, const SortArgs* sort) {
   using Layout = HopperLayout<kCodes, kTokens>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ __align__(8) uint64_t barriers[2 * Layout::kStages];
   __shared__ HopperWorkList list;
   static_assert(sizeof(words) + sizeof(barriers) + sizeof(list) <= kHopperStatic);
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(GemmArgs) / 8); i += kHopperThreads)
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(GemmArgs) / 8); i += Layout::kThreads)
     words[i] = reinterpret_cast<const uint64_t*>(global_args)[i];
   const uint32_t full = Opaque(SharedAddress(barriers));
   const Ring<Layout> ring = {Opaque((SharedAddress(memory) + 1023) / 1024 * 1024), full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
-    list.Fill(*sort, global_args->weights);
+    list.Fill(*sort, global_args->weights, Layout::kTiles);
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + kScaleWarps : 1);
-      InitBarrier(ring.Empty(stage), kHopperTiles * kTileThreads / 32);
+      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + Layout::kTiles : 1);
+      InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();
   }
@@ -183,8 +211,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1) HopperGemm(const GemmArgs* 
     FewerRegisters<kProducerRegisters>();
     ProduceBlocks<kCodes, kTokens>(args, list, ring);
   } else {
-    MoreRegisters<kMathRegisters>();
-    HopperMath<kCodes, kTokens> math(args, list, ring, threadIdx.x / kTileThreads - 1);
+    MoreRegisters<MathRegisters(Layout::kMathGroups)>();
+    HopperMath<kCodes, kTokens> math(args, list, ring);
     for (int at = blockIdx.x; at < list.size(); at += gridDim.x) math.Run(at);
   }
 }
@@ -198,8 +226,8 @@ cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, co
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
-  const int work = launch.tiles * ((launch.row_tiles + kHopperTiles - 1) / kHopperTiles);
-  HopperGemm<kCodes, kTokens><<<work < processors ? work : processors, kHopperThreads, Layout::kBytes, stream>>>(args, sort);
+  const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
+  HopperGemm<kCodes, kTokens><<<work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream>>>(args, sort);
   return cudaGetLastError();
 }
 
@@ -210,6 +238,7 @@ cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const
     case 32: return LaunchHopperTiles<kCodes, 32>(launch, args, sort, stream);
     case 64: return LaunchHopperTiles<kCodes, 64>(launch, args, sort, stream);
     case 128: return LaunchHopperTiles<kCodes, 128>(launch, args, sort, stream);
+    case 256: return LaunchHopperTiles<kCodes, 256>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }
 }

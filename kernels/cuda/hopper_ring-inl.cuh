@@ -1,10 +1,9 @@
 // The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
 //
-// A persistent thread block of three warpgroups works on two row tiles (256 features) and one tile of kTokens rows after the other.
-// The first warpgroup fills the ring, also across the end of a piece of work: its first thread copies rows and weights, both
-// contiguous, by bulk copies; its second and third warp make the pairs of bf16 that weights are multiplied by out of the scales of
-// groups, one warp for each row tile, half a warp's lane for each four features that a multiplying thread has. The other two
-// warpgroups multiply, one row tile each.
+// A persistent thread block works on a tile of kTokens rows and one or two row tiles (128 features each) after the other. Its first
+// warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
+// copies; the second warp, and the third where there are two row tiles, make the pairs of bf16 that weights are multiplied by out of
+// the scales of groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each scaling warp where
 // there are groups; `empty` has one arrival of each multiplying warp.
@@ -17,9 +16,6 @@
 
 namespace moed::cuda {
 
-inline constexpr int kHopperTiles = 2;            // row tiles of a thread block
-inline constexpr int kHopperThreads = (kHopperTiles + 1) * kTileThreads;
-inline constexpr int kScaleWarps = kHopperTiles;
 inline constexpr int kHopperStatic = 1024;        // bytes of shared memory beside the ring, at most
 inline constexpr int kMostStages = 8;
 inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walked together, for the L2 cache
@@ -29,21 +25,22 @@ constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
 template <Codes kCodes, int kTokens>
 struct HopperLayout {
+  static constexpr int kTiles = kTokens > 128 ? 1 : 2;              // row tiles, as the registers for sums allow
+  static constexpr int kHalves = kTokens == 128 ? 2 : 1;            // of a row tile, of a multiplying warpgroup
+  static constexpr int kMathGroups = 2 * kTiles / kHalves;          // warpgroups
+  static constexpr int kThreads = (1 + kMathGroups) * kTileThreads;
   static constexpr int kRowBytes = kBlockDepth * 2;
   static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
   static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
-  static constexpr int kScales = kWeights + kHopperTiles * BlockBytes(kCodes);   // [row tile][slot][32 threads' four pairs]
-  static constexpr int kSlotBytes = kTileRows * 4;
+  static constexpr int kScales = kWeights + kTiles * BlockBytes(kCodes);   // [row tile][slot][half][32 threads' two pairs]
+  static constexpr int kSlotBytes = kTileRows * 4, kHalfBytes = kHalfRows * 4;
   static constexpr int kScaleBytes = IsScaled(kCodes) ? kSteps * kSlotBytes : 0;
-  static constexpr int kStageBytes = (kScales + kHopperTiles * kScaleBytes + 1023) / 1024 * 1024;
+  static constexpr int kStageBytes = (kScales + kTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
   static constexpr int kStages = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
   static constexpr int kBytes = kStages * kStageBytes + 1024;
   static_assert(kStages >= 3);
 };
-
-// The same in all lanes, which the compiler then knows.
-__device__ inline int Uniform(int value) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(value))); }
 
 // A place in the ring that moves on. The parity is that of the barriers' phases.
 template <int kStages>
@@ -69,29 +66,30 @@ struct Ring {
 struct HopperWork {
   Tile tile;
   int first_row_tile;
-  int row_tiles;  // 1 or 2
+  int row_tiles;  // at most Layout::kTiles
 };
 
 // All pieces of work of a product; those of a thread block are blockIdx.x and every gridDim.x-th from there. kTilesAtOnce tiles of
 // rows are walked together over all row tiles, so that weights and rows stay in the L2 cache.
 struct HopperWorkList {
   const Tile* tiles;
-  int tile_count, row_tiles, row_pairs;
+  int tile_count, row_tiles, each, steps;  // row tiles of a piece at most, and pieces of all row tiles
 
-  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights) {
+  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights, int most) {
     tiles = sort.tiles;
     tile_count = sort.totals[1];
     row_tiles = weights.row_tiles;
-    row_pairs = (row_tiles + kHopperTiles - 1) / kHopperTiles;
+    each = most;
+    steps = (row_tiles + each - 1) / each;
   }
 
-  __device__ int size() const { return tile_count * row_pairs; }
+  __device__ int size() const { return tile_count * steps; }
 
   __device__ HopperWork Get(int at) const {
-    const int band = kTilesAtOnce * row_pairs;
+    const int band = kTilesAtOnce * steps;
     const int first = at / band * kTilesAtOnce, in_band = at % band, width = min(kTilesAtOnce, tile_count - first);
-    const int row_tile = in_band / width * kHopperTiles;
-    return {tiles[first + in_band % width], row_tile, min(kHopperTiles, row_tiles - row_tile)};
+    const int row_tile = in_band / width * each;
+    return {tiles[first + in_band % width], row_tile, min(each, row_tiles - row_tile)};
   }
 };
 
@@ -123,7 +121,7 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
   }
 }
 
-// A scaling warp's lane: the four features (half, second) of the multiplying threads (warp lane / 8, g = lane mod 8).
+// A scaling warp's lane: the four features (half, second) of the threads (warp lane / 8, g = lane mod 8) that multiply these halves.
 template <Codes kCodes, int kTokens, int kSlots>
 class ScaleMaker {
  public:
@@ -137,7 +135,7 @@ class ScaleMaker {
     if (has_tile_) from_ += (static_cast<int64_t>(work.first_row_tile + which) * w.groups * kTileRows + feature) * bytes_;
     step_groups_ = w.step_groups != nullptr ? w.step_groups + expert * w.step_groups_stride : nullptr;
     per_group_ = 1.0f / static_cast<float>(max(w.group_steps, 1));
-    for (int half = 0; half < 2; ++half) global_[half] = w.globals[expert * 2 + half];
+    for (int second = 0; second < 2; ++second) global_[second] = w.globals[expert * 2 + second];
   }
 
   // The scales of all blocks, each read some blocks ahead, so that nobody waits for memory.
@@ -183,13 +181,16 @@ class ScaleMaker {
   __device__ void Store(const Raw& raw, uint32_t to) const {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      uint32_t pair[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float scale = global_[i / 2] * ScaleOfBits(w_.scale, raw[slot][i]);
-        pair[i] = PackBf16(scale, scale);
+      for (int half = 0; half < 2; ++half) {
+        uint32_t pair[2];
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          const float scale = global_[second] * ScaleOfBits(w_.scale, raw[slot][half * 2 + second]);
+          pair[second] = PackBf16(scale, scale);
+        }
+        StoreShared8(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + lane_ * 8, pair);
       }
-      StoreShared16(to + slot * Layout::kSlotBytes + lane_ * 16, pair);
     }
   }
 
@@ -226,7 +227,7 @@ __device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, 
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring);
   if constexpr (IsScaled(kCodes)) {
-    if (warp < 1 || warp > kScaleWarps) return;
+    if (warp < 1 || warp > HopperLayout<kCodes, kTokens>::kTiles) return;
     const int slots = ScaledSlots<kCodes>(args.weights);
     if (slots == 1) MakeScalesOf<kCodes, kTokens, 1>(args, list, ring, warp - 1);
     if (slots == 2) MakeScalesOf<kCodes, kTokens, 2>(args, list, ring, warp - 1);

@@ -140,10 +140,12 @@ bool HopperDecodes(const WeightScheme& weights) {
 }  // namespace
 
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
-  const int64_t fewest = decoded ? 64 : 12;  // rows of an expert on average, as measured on an H200 (docs/performance.md)
+  const int64_t fewest = 12;  // rows of an expert on average, as measured on an H200 (docs/performance.md)
   if (slots < fewest * std::min(slots, experts)) return 0;
   for (const int rows : kHopperTileRowChoices) {
-    if (2 * rows * experts >= 3 * slots) return rows;
+    // Half as many again as an expert has on average; the widest tiles only where most of them are full.
+    const int64_t most = rows == 128 ? 192 : rows * 2 / 3;
+    if (slots <= most * experts) return rows;
   }
   return kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
 }

@@ -114,7 +114,7 @@ struct Feature {
 };
 Feature FeatureAt(const PackedShape& shape, int64_t tile, int r) {
   if (!shape.paired) return {false, tile * kTileRows + r};
-  return {r >= kHalfRows, tile * kHalfRows + r % kHalfRows};
+  return {r % 16 >= 8, tile * kHalfRows + r / 16 * 8 + r % 8};
 }
 
 void PackCodes(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const int32_t* order,

@@ -2,8 +2,8 @@
 // operand. Plain values and pure functions, for host and device; docs/cuda_layout.md has the picture.
 //
 // A matrix is cut into row tiles of 128 output features, a tile into two halves of 64, and depth (input features) into blocks
-// of 64. In a paired matrix half 0 holds gate's features and half 1 the same features of up, so that one thread block ends with
-// both; in a single one the halves follow each other. Blocks of a tile follow each other in memory: a tile is one stream. Within a
+// of 64. A paired matrix holds eight of gate's features, the same eight of up, the next eight of gate and so on, so that one thread
+// ends with both sums of a feature. Blocks of a tile follow each other in memory: a tile is one stream. Within a
 // block each of 128 threads (4 warps, a warpgroup) owns 16-byte chunks: the operand A of mma.m16n8k16 or of wgmma.m64k16 is what a
 // thread reads, without any exchange: warp w holds features 16 w to 16 w + 15 of a half, and per step of 16 inputs the registers
 //   r0 = (g, 2t) (g, 2t+1)   r1 = (g+8, 2t) ..   r2 = (g, 2t+8) ..   r3 = (g+8, 2t+8) (g+8, 2t+9)      lane = 4 g + t
@@ -65,7 +65,10 @@ constexpr int BytePosition(int in_step) { return in_step % 8 / 2 * 4 + in_step /
 // The codes that `element` is packed as.
 Codes CodesOf(ElementType element);
 
-// Where the code of feature `row` [0, 128) of a tile and input `k` [0, 64) of a block lies.
+// The row of a paired tile that holds its feature `feature` [0, 64) of gate, or of up.
+constexpr int PairedRow(int feature, bool up) { return feature / 8 * 16 + feature % 8 + (up ? 8 : 0); }
+
+// Where the code of row `row` [0, 128) of a tile and input `k` [0, 64) of a block lies.
 struct CodePlace {
   int byte;   // of the block
   int shift;  // bits within the byte: 0, or 4

@@ -325,10 +325,13 @@ __global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* 
   const int64_t row = blockIdx.x;
   if (row >= sort->totals[0]) return;
   const float* gate = a.gate + row * a.stride;
-  const float* up = a.up != nullptr ? a.up + row * a.stride : gate + kHalfRows;
+  const float* up = a.up != nullptr ? a.up + row * a.stride : gate;
   for (int64_t f = threadIdx.x; f < a.out_stride; f += kRowThreads) {
-    const int64_t at = a.up != nullptr ? f : f / kHalfRows * kTileRows + f % kHalfRows;
-    const float h = f < a.cols ? Activate<float>(a.activation, gate[at], up[at]) : 0.0f;
+    const int64_t tile = f / kHalfRows * kTileRows;
+    const int in_tile = static_cast<int>(f % kHalfRows);
+    const int64_t gate_at = a.up != nullptr ? f : tile + PairedRow(in_tile, false);
+    const int64_t up_at = a.up != nullptr ? f : tile + PairedRow(in_tile, true);
+    const float h = f < a.cols ? Activate<float>(a.activation, gate[gate_at], up[up_at]) : 0.0f;
     if (a.out != nullptr) {
       a.out[row * a.out_stride + f] = h;
     } else {

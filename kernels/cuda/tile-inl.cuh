@@ -50,7 +50,7 @@ struct WeightTile {
     if (weights.groups > 0) scales = weights.scales + expert * weights.scales_stride + (before << shift);
     if (weights.zeros != nullptr) zeros = weights.zeros + expert * weights.zeros_stride + before;
     if (weights.step_groups != nullptr) step_groups = weights.step_groups + expert * weights.step_groups_stride;
-    for (int half = 0; half < 2; ++half) global[half] = weights.globals[expert * 2 + half];
+    for (int second = 0; second < 2; ++second) global[second] = weights.globals[expert * 2 + second];
     per_group = 1.0f / static_cast<float>(weights.group_steps);
     last_group = weights.groups - 1;
   }
@@ -66,7 +66,7 @@ struct WeightTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int second = 0; second < 2; ++second) scale[half][second] = global[half] * decode(at, FeatureInTile(half, second));
+        for (int second = 0; second < 2; ++second) scale[half][second] = global[second] * decode(at, FeatureInTile(half, second));
       }
     });
   }
@@ -79,7 +79,7 @@ struct WeightTile {
   int shift = 0;  // log2 of a scale's bytes
   float per_group = 0.0f;
   int last_group = 0;
-  float global[2] = {1.0f, 1.0f};
+  float global[2] = {1.0f, 1.0f};  // of g and g + 8, gate's and up's in a paired matrix
 };
 
 }  // namespace moed::cuda

@@ -64,7 +64,8 @@ float CodeAt(const PackedShape& shape, const std::byte* block, CodePlace place, 
 std::vector<float> Unpack(const PackedShape& shape, const WeightScheme& scheme, const Packed& packed, bool second, int64_t row) {
   const int64_t tile_rows = shape.paired ? kHalfRows : kTileRows;
   const int64_t tile = row / tile_rows;
-  const int in_tile = static_cast<int>(row % tile_rows) + (second ? kHalfRows : 0);
+  const int in_rows = static_cast<int>(row % tile_rows);
+  const int in_tile = shape.paired ? PairedRow(in_rows, second) : in_rows;
   const std::vector<int32_t> common = shape.ordered && !shape.own_order ? CommonOrder(shape, scheme) : std::vector<int32_t>();
   std::vector<float> values(static_cast<size_t>(shape.cols), NAN);
   for (int64_t at = 0; at < shape.depth(); ++at) {
@@ -181,7 +182,7 @@ TEST_CASE("A packed expert gives back every weight of every scheme, odd sizes in
       ExpectEqual(plan.down, weights.down, down, false);
       CHECK(down.bias[0] == weights.down.bias[0]);
       CHECK(gate.bias[1] == weights.gate.bias[1]);
-      if (plan.paired) CHECK(gate.bias[kHalfRows + 1] == weights.up.bias[1]);
+      if (plan.paired) CHECK(gate.bias[PairedRow(1, true)] == weights.up.bias[1]);
     }
   }
 }
