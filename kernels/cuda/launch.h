@@ -13,8 +13,20 @@
 
 namespace moed::cuda {
 
-// Sorts the call's slots by expert and lists the tiles, in one kernel.
-cudaError_t LaunchSort(const SortArgs* args, int32_t experts, cudaStream_t stream);
+// Sorts the call's slots by expert and lists the tiles: one kernel, or two for many slots.
+enum class SortBy : uint8_t {
+  kIds,     // SortArgs::ids
+  kOne,     // every row goes to expert 0
+  kCounts,  // SortArgs::counts
+};
+struct SortLaunch {
+  int32_t experts = 0;  // SortArgs::experts
+  int32_t slots = 0;    // capacity
+  int32_t blocks = 1;   // SortBlocks of the two
+  SortBy by = SortBy::kIds;
+  bool operator==(const SortLaunch&) const = default;
+};
+cudaError_t LaunchSort(const SortLaunch& launch, const SortArgs* args, cudaStream_t stream);
 
 cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
 

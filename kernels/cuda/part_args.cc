@@ -13,9 +13,8 @@ class PartFiller {
   void Fill(PartArgs* args, PartLaunch* launch) {
     *args = PartArgs();
     *launch = PartLaunch();
-    launch->experts = desc_.num_experts;
     launch->split = !plan_.paired;
-    FillSort(&args->sort);
+    FillSort(&args->sort, &launch->sort);
     launch->stage_gate =
         StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
     if (!plan_.paired) {
@@ -49,7 +48,7 @@ class PartFiller {
   static bool HasGroups(const Operand& x) { return x.scales != nullptr && x.scale_steps > 0; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
 
-  void FillSort(SortArgs* sort) const {
+  void FillSort(SortArgs* sort, SortLaunch* launch) const {
     sort->rows = static_cast<int32_t>(input_.rows);
     sort->top_k = input_.top_k;
     sort->experts = desc_.num_experts;
@@ -60,10 +59,15 @@ class PartFiller {
     sort->source = At<int32_t>(w_.source);
     sort->slot = At<int32_t>(w_.slot);
     sort->expert = At<int32_t>(w_.expert);
+    sort->rank = At<int32_t>(w_.rank);
     sort->position = At<int32_t>(w_.position);
     sort->tiles = At<Tile>(w_.tiles);
     sort->totals = At<int32_t>(w_.totals);
     sort->absmax = At<uint32_t>(w_.absmax);
+    launch->experts = desc_.num_experts;
+    launch->slots = static_cast<int32_t>(input_.slot_capacity);
+    launch->blocks = SortBlocks(input_.slot_capacity, desc_.num_experts);
+    launch->by = batched() ? SortBy::kCounts : input_.ids != nullptr ? SortBy::kIds : SortBy::kOne;
   }
 
   // Rows that are what the product wants already: bf16, whole blocks, nothing to be done to them.
