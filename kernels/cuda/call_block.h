@@ -13,8 +13,8 @@
 
 namespace moed::cuda {
 
-// A group of up to `tokens` sorted rows [begin, begin + count) of one expert.
-struct Tile {
+// A group of up to `tokens` sorted rows [begin, begin + count) of one expert. Read and written as a whole.
+struct alignas(kTileBytes) Tile {
   int32_t expert, begin, count, unused;
 };
 static_assert(sizeof(Tile) == kTileBytes);
@@ -29,12 +29,12 @@ struct SortArgs {
   // [experts], batched experts: expert e has rows [e * max_m, e * max_m + counts[e]); then ids is null.
   const int32_t* counts = nullptr;
   int32_t max_m = 0;
-  int32_t* count = nullptr;       // scratch [2 experts + 1]
+  int32_t* count = nullptr;       // scratch [SortScratch]
   int32_t* source = nullptr;      // [S] sorted row -> row of x
   int32_t* slot = nullptr;        // [S] sorted row -> slot
   int32_t* expert = nullptr;      // [S] sorted row -> expert
-  int32_t* position = nullptr;    // [S] slot -> sorted row, -1 without an expert
-  int32_t* rank = nullptr;        // [S] sorted row -> its index within its expert
+  int32_t* rank = nullptr;        // [S] sorted row -> its index among the rows of its expert
+  int32_t* position = nullptr;    // [S] slot -> sorted row, -1 without an expert; not written for batched experts
   Tile* tiles = nullptr;
   int32_t* totals = nullptr;      // [2]: sorted rows, tiles
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here

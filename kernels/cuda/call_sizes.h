@@ -10,6 +10,9 @@ namespace moed::cuda {
 inline constexpr size_t kArrayAlignment = 256;  // of arrays in device memory
 inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
+// The token sort: slots that are compared with each other; experts whose counts fit shared memory twice.
+inline constexpr int32_t kFewSlots = 128;
+inline constexpr int32_t kSharedExperts = 4096;
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
 // The same on Hopper's own products.

@@ -13,8 +13,22 @@
 
 namespace moed::cuda {
 
-// Sorts the call's slots by expert and lists the tiles, in one kernel.
-cudaError_t LaunchSort(const SortArgs* args, int32_t experts, cudaStream_t stream);
+// By what slots are sorted.
+enum class SortBy : uint8_t {
+  kIds,     // SortArgs::ids
+  kOne,     // every row goes to expert 0
+  kCounts,  // SortArgs::counts
+};
+struct SortLaunch {
+  int32_t experts = 0;  // SortArgs::experts
+  int32_t slots = 0;    // capacity
+  int32_t blocks = 1;   // SortBlocks of the two
+  SortBy by = SortBy::kIds;
+  bool operator==(const SortLaunch&) const = default;
+};
+// Sorts the call's slots by expert and lists the tiles: one kernel, or two for many slots.
+// SortArgs::count has SortScratch elements for the capacity, and no more slots are sorted than that.
+cudaError_t LaunchSort(const SortLaunch& launch, const SortArgs* args, cudaStream_t stream);
 
 cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
 

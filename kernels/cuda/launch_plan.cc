@@ -22,9 +22,9 @@ class Sequence {
 };
 
 void AddPart(const PartLaunch& plan, PartArgs* args, Sequence* sequence) {
-  if (plan.experts == 0) return;
+  if (plan.sort.experts == 0) return;
   const SortArgs* sort = &args->sort;
-  sequence->Add(true, LaunchSort, sort, plan.experts);
+  sequence->Add(true, LaunchSort, plan.sort, sort);
   sequence->Add(plan.x_absmax > 0, LaunchAbsMax, &args->x_absmax, sort, plan.x_absmax);
   sequence->Add(plan.stage_gate > 0, LaunchStage, &args->stage_gate, sort, plan.stage_gate);
   sequence->Add(true, LaunchGemm, plan.gate, &args->gate, sort);

@@ -13,7 +13,7 @@ namespace moed::cuda {
 
 // Of a PreparedMoe. Counts are capacities of grids; 0 leaves a launch out.
 struct PartLaunch {
-  int32_t experts = 0;  // 0: the call has no such part
+  SortLaunch sort;      // of 0 experts: the call has no such part
   int32_t x_absmax = 0, h_absmax = 0;
   int32_t stage_gate = 0, stage_up = 0, activate = 0, stage_down = 0;
   bool split = false;   // gate and up are two products

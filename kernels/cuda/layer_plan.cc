@@ -121,6 +121,15 @@ int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows) {
   return (slots + std::min(slots, experts) * (tile_rows - 1)) / tile_rows;
 }
 
+int32_t SortBlocks(int64_t slots, int64_t experts) {
+  constexpr int64_t kChunk = 1024, kMostInOne = 2 * kChunk, kMostBlocks = 128;
+  constexpr int64_t kMostCounts = 16384;  // of all blocks, since every block reads them all
+  if (slots <= kMostInOne || experts > kSharedExperts) return 1;
+  return static_cast<int32_t>(std::min({(slots + kChunk - 1) / kChunk, kMostBlocks, kMostCounts / std::max<int64_t>(experts, 1)}));
+}
+
+int64_t SortScratch(int64_t slots, int64_t experts) { return std::max<int64_t>(2, SortBlocks(slots, experts)) * experts; }
+
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
   const int most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
   // Half as many again as an expert has on average: most experts then fit one tile.
@@ -188,12 +197,12 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hoppe
     *scales = take(input.quantized ? count * input.groups : 0, sizeof(float));
   };
   PartWorkspace w;
-  w.count = take(2 * desc.num_experts + 1, sizeof(int32_t));
+  w.count = take(SortScratch(slots, desc.num_experts), sizeof(int32_t));
   w.source = take(slots, sizeof(int32_t));
   w.slot = take(slots, sizeof(int32_t));
   w.expert = take(slots, sizeof(int32_t));
-  w.position = take(slots, sizeof(int32_t));
   w.rank = take(slots, sizeof(int32_t));
+  w.position = take(slots, sizeof(int32_t));
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
   w.totals = take(2, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));

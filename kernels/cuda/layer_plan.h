@@ -71,6 +71,11 @@ constexpr int TermsOfH(DType dtype) { return dtype == DType::kF32 ? 3 : 1; }
 // Tiles that `slots` sorted rows of at most `experts` experts make, at most.
 int64_t TileCapacity(int64_t slots, int64_t experts, int64_t tile_rows);
 
+// Blocks of the token sort, each with a chunk of the call's slots; 1: in one kernel.
+int32_t SortBlocks(int64_t slots, int64_t experts);
+// Elements of SortArgs::count.
+int64_t SortScratch(int64_t slots, int64_t experts);
+
 // Rows of a tile for a call: few enough that tiles are full, many enough that weights are read once.
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
@@ -90,7 +95,7 @@ bool HopperRounds(const QuantScheme& scheme);
 
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {
-  size_t count = 0, source = 0, slot = 0, expert = 0, position = 0, rank = 0, tiles = 0, totals = 0, absmax = 0;
+  size_t count = 0, source = 0, slot = 0, expert = 0, rank = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
   size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, up_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
   size_t end = 0;
 };

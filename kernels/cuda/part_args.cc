@@ -13,9 +13,8 @@ class PartFiller {
   void Fill(PartArgs* args, PartLaunch* launch) {
     *args = PartArgs();
     *launch = PartLaunch();
-    launch->experts = desc_.num_experts;
     launch->split = !plan_.paired;
-    FillSort(&args->sort);
+    FillSort(&args->sort, &launch->sort);
     ChooseProducts(&args->sort);
     launch->stage_gate =
         StageX(plan_.gate_x, plan_.gate, moe_.offsets().gate, 0, w_.gate_x, w_.gate_scales, args, &args->stage_gate, &args->gate.x);
@@ -61,7 +60,7 @@ class PartFiller {
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
   int64_t PanelStride() const { return input_.slot_capacity * kBlockDepth; }
 
-  void FillSort(SortArgs* sort) const {
+  void FillSort(SortArgs* sort, SortLaunch* launch) const {
     sort->rows = static_cast<int32_t>(input_.rows);
     sort->top_k = input_.top_k;
     sort->experts = desc_.num_experts;
@@ -72,11 +71,15 @@ class PartFiller {
     sort->source = At<int32_t>(w_.source);
     sort->slot = At<int32_t>(w_.slot);
     sort->expert = At<int32_t>(w_.expert);
-    sort->position = At<int32_t>(w_.position);
     sort->rank = At<int32_t>(w_.rank);
+    sort->position = At<int32_t>(w_.position);
     sort->tiles = At<Tile>(w_.tiles);
     sort->totals = At<int32_t>(w_.totals);
     sort->absmax = At<uint32_t>(w_.absmax);
+    launch->experts = desc_.num_experts;
+    launch->slots = static_cast<int32_t>(input_.slot_capacity);
+    launch->blocks = SortBlocks(input_.slot_capacity, desc_.num_experts);
+    launch->by = batched() ? SortBy::kCounts : input_.ids != nullptr ? SortBy::kIds : SortBy::kOne;
   }
 
   // Rows of bf16 to which nothing is to be done, in pieces of 16 bytes.
@@ -230,7 +233,7 @@ class PartFiller {
     if (args.x.kind == OperandKind::kBytes) {
       launch.bytes = true;
       launch.slot_steps = ByteSlotSteps(shape, args.x.scale_steps);
-    } else if (!hopper_ && args.x.terms == 1 && !HasGroups(args.x)) {
+    } else if (!hopper_ && args.x.terms == 1 && !(args.x.scales != nullptr && args.x.scale_steps > 0)) {
       launch.powers = ScalesArePowers(shape, scheme);
     }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));

@@ -1,7 +1,7 @@
-// Kernels over the rows of a call: token sort, operands, combine. Their arguments and contracts are in call_block.h.
+// Kernels over the sorted rows of a call: operands, activations, combine. Their arguments and contracts are in call_block.h.
 //
-// Nothing here depends on the order in which threads run: ranks within an expert are handed out by atomics, but a row's result does
-// not depend on its rank, and largest magnitudes are merged as integers, where NaN is the largest of all.
+// Nothing here depends on the order in which threads run: largest magnitudes are merged as integers, where NaN is the largest of
+// all, and sums over slots have one order.
 #include <cuda_runtime.h>
 
 #include "kernels/activation.h"
@@ -12,106 +12,8 @@
 namespace moed::cuda {
 namespace {
 
-constexpr int kSortThreads = 1024;
 constexpr int kRowThreads = 256;
 constexpr int kWarp = 32;
-
-// Exclusive sums over the threads of a block; `total` gets the sum of all. Needs kSortThreads threads.
-__device__ int BlockScan(int value, int* total) {
-  __shared__ int warps[kSortThreads / kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int sum = value;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
-  __syncthreads();  // of an earlier scan
-  if (lane == kWarp - 1) warps[warp] = sum;
-  __syncthreads();
-  int before = 0, all = 0;
-#pragma unroll
-  for (int w = 0; w < kSortThreads / kWarp; ++w) {
-    if (w < warp) before += warps[w];
-    all += warps[w];
-  }
-  *total = all;
-  return before + sum - value;
-}
-
-__device__ void CountRows(const SortArgs& a, int32_t* count) {
-  for (int e = threadIdx.x; e < a.experts; e += kSortThreads) count[e] = a.counts != nullptr ? a.counts[e] : 0;
-  __syncthreads();
-  if (a.counts != nullptr) return;
-  if (a.ids == nullptr) {
-    if (threadIdx.x == 0) count[0] = a.rows;
-  } else {
-    for (int slot = threadIdx.x; slot < a.rows * a.top_k; slot += kSortThreads) {
-      const int id = a.ids[slot];
-      if (id >= 0) atomicAdd(&count[id], 1);
-    }
-  }
-  __syncthreads();
-}
-
-// Begins of the experts' sorted rows replace their counts, and the tiles are listed.
-__device__ void ListTiles(const SortArgs& a, int32_t* count) {
-  int rows_before = 0, tiles_before = 0;
-  for (int first = 0; first < a.experts; first += kSortThreads) {
-    const int e = first + threadIdx.x;
-    const int rows = e < a.experts ? count[e] : 0;
-    const int tiles = (rows + a.tile_rows - 1) / a.tile_rows;
-    int total_rows, total_tiles;
-    const int begin = rows_before + BlockScan(rows, &total_rows);
-    const int tile = tiles_before + BlockScan(tiles, &total_tiles);
-    for (int i = 0; i < tiles; ++i) a.tiles[tile + i] = {e, begin + i * a.tile_rows, min(a.tile_rows, rows - i * a.tile_rows), 0};
-    if (e < a.experts) count[e] = a.count[a.experts + e] = begin;
-    rows_before += total_rows;
-    tiles_before += total_tiles;
-  }
-  if (threadIdx.x == 0) a.totals[0] = rows_before, a.totals[1] = tiles_before;
-  __syncthreads();
-}
-
-__device__ void PlaceRow(const SortArgs& a, int at, int source, int slot, int expert, int rank) {
-  a.rank[at] = rank;
-  a.source[at] = source;
-  a.slot[at] = slot;
-  a.expert[at] = expert;
-}
-
-__device__ void PlaceRows(const SortArgs& a, int32_t* begin) {
-  if (a.counts != nullptr) {
-    for (int e = threadIdx.x / kWarp; e < a.experts; e += kSortThreads / kWarp) {
-      for (int r = threadIdx.x % kWarp; r < a.counts[e]; r += kWarp)
-        PlaceRow(a, begin[e] + r, e * a.max_m + r, e * a.max_m + r, e, r);
-    }
-  } else if (a.ids == nullptr) {
-    for (int row = threadIdx.x; row < a.rows; row += kSortThreads) {
-      PlaceRow(a, row, row, row, 0, row);
-      a.position[row] = row;
-    }
-  } else {
-    for (int slot = threadIdx.x; slot < a.rows * a.top_k; slot += kSortThreads) {
-      const int id = a.ids[slot];
-      const int at = id >= 0 ? atomicAdd(&begin[id], 1) : -1;
-      a.position[slot] = at;
-      if (at >= 0) PlaceRow(a, at, slot / a.top_k, slot, id, at - a.count[a.experts + id]);
-    }
-  }
-}
-
-constexpr int kSharedExperts = 8192;  // above, counters lie in global memory
-
-__global__ void __launch_bounds__(kSortThreads) Sort(const SortArgs* args) {
-  extern __shared__ int32_t shared_count[];
-  const SortArgs a = *args;
-  int32_t* count = a.experts <= kSharedExperts ? shared_count : a.count;
-  if (threadIdx.x < 2) a.absmax[threadIdx.x] = 0;
-  CountRows(a, count);
-  ListTiles(a, count);
-  PlaceRows(a, count);
-}
 
 // The largest of `bits` over the block, in every thread. Magnitudes as integers: NaN is above all.
 __device__ uint32_t BlockMax(uint32_t bits) {
@@ -341,39 +243,138 @@ __global__ void __launch_bounds__(kRowThreads) ActivateRows(const ActivateArgs* 
   }
 }
 
-__global__ void __launch_bounds__(kRowThreads) Combine(const CombineArgs* args) {
-  const CombineArgs a = *args;
-  const int64_t row = blockIdx.x;
+// `kWidth` neighbouring columns: 4, read and written as one, or 1.
+template <int kWidth>
+struct Columns {
+  float v[kWidth];
+};
+
+template <int kWidth>
+__device__ Columns<kWidth> LoadColumns(const float* from) {
+  if constexpr (kWidth == 1) {
+    return {*from};
+  } else {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    return {four.x, four.y, four.z, four.w};
+  }
+}
+
+// Four 16-bit elements as one.
+template <typename Convert>
+__device__ uint2 PackFour(const Columns<4>& x, const Convert& convert) {
+  const auto pair = [&](float low, float high) { return convert(low) | static_cast<uint32_t>(convert(high)) << 16; };
+  return make_uint2(pair(x.v[0], x.v[1]), pair(x.v[2], x.v[3]));
+}
+
+template <int kWidth>
+__device__ void StoreColumns(void* out, DType dtype, int64_t at, const Columns<kWidth>& x) {
+  if constexpr (kWidth == 1) {
+    StoreElement(out, dtype, at, x.v[0]);
+  } else if (dtype == DType::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(out) + at) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+  } else {
+    const uint2 packed = dtype == DType::kF16 ? PackFour(x, [](float f) { return __half_as_ushort(__float2half_rn(f)); })
+                                              : PackFour(x, [](float f) { return __bfloat16_as_ushort(__float2bfloat16_rn(f)); });
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out) + at) = packed;
+  }
+}
+
+// Slots of one row, as many as are read at once.
+constexpr int kSlotGroup = 8;
+struct SlotGroup {
+  int at[kSlotGroup];  // sorted rows, -1: none
+  float weight[kSlotGroup];
+  bool full;           // none is -1
+};
+
+// The slots of `row` from `first` on. Without weights they are 1: a product with it is exact, so that sums keep their bits.
+__device__ SlotGroup LoadGroup(const CombineArgs& a, int64_t row, int first) {
+  SlotGroup group;
+  group.full = true;
+#pragma unroll
+  for (int j = 0; j < kSlotGroup; ++j) {
+    const bool valid = first + j < a.top_k;
+    const int64_t slot = row * a.top_k + first + j;
+    group.at[j] = valid ? a.position[slot] : -1;
+    group.weight[j] = valid && a.weights != nullptr ? a.weights[slot] : 1.0f;
+    group.full = group.full && group.at[j] >= 0;
+  }
+  return group;
+}
+
+// Adds the group's slots to the sum of the columns from `c` on, in order; all are read before the first is added.
+// `kFull`: the group is; without the conditions more reads are under way at once.
+template <bool kFull, int kWidth>
+__device__ void AddGroup(const CombineArgs& a, const SlotGroup& group, int64_t c, Columns<kWidth>* sum) {
+  Columns<kWidth> y[kSlotGroup];
+#pragma unroll
+  for (int j = 0; j < kSlotGroup; ++j) {
+    if (kFull || group.at[j] >= 0) y[j] = LoadColumns<kWidth>(a.y + group.at[j] * a.y_stride + c);
+  }
+#pragma unroll
+  for (int j = 0; j < kSlotGroup; ++j) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      if (kFull || group.at[j] >= 0) sum->v[i] = __fmaf_rn(group.weight[j], y[j].v[i], sum->v[i]);
+    }
+  }
+}
+
+// The block's share of a row's columns.
+template <int kWidth>
+__device__ void CombineRow(const CombineArgs& a, int64_t row) {
   const bool batched = a.source != nullptr;
-  if (row >= (batched ? a.totals[0] : a.rows)) return;
   const int64_t to = (batched ? a.source[row] : row) * a.cols;
-  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kRowThreads + threadIdx.x; c < a.cols;
-       c += static_cast<int64_t>(gridDim.y) * kRowThreads) {
-    float sum = 0.0f;
+  const float factor = a.shared != nullptr && a.factor != nullptr ? a.factor[row] : 1.0f;
+  SlotGroup group;
+  if (!batched) group = LoadGroup(a, row, 0);
+  const int64_t threads = blockDim.x, step = gridDim.y * threads * kWidth;
+  for (int64_t c = (blockIdx.y * threads + threadIdx.x) * kWidth; c < a.cols; c += step) {
+    Columns<kWidth> sum = {};
     if (batched) {
-      sum = a.y[row * a.y_stride + c];
+      sum = LoadColumns<kWidth>(a.y + row * a.y_stride + c);
     } else {
-      for (int j = 0; j < a.top_k; ++j) {
-        const int at = a.position[row * a.top_k + j];
-        if (at < 0) continue;
-        const float y = a.y[at * a.y_stride + c];
-        sum = a.weights != nullptr ? __fmaf_rn(a.weights[row * a.top_k + j], y, sum) : sum + y;
+      Columns<kWidth> shared = {};
+      if (a.shared != nullptr) shared = LoadColumns<kWidth>(a.shared + row * a.shared_stride + c);
+      for (int first = 0; first < a.top_k; first += kSlotGroup) {
+        if (a.top_k > kSlotGroup) group = LoadGroup(a, row, first);
+        if (group.full) {
+          AddGroup<true>(a, group, c, &sum);
+        } else {
+          AddGroup<false>(a, group, c, &sum);
+        }
       }
-      if (a.shared != nullptr) {
-        const float factor = a.factor != nullptr ? a.factor[row] : 1.0f;
-        sum = __fmaf_rn(factor, a.shared[row * a.shared_stride + c], sum);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (a.shared != nullptr) sum.v[i] = __fmaf_rn(factor, shared.v[i], sum.v[i]);
       }
     }
-    StoreElement(a.out, a.dtype, to + c, sum);
+    StoreColumns(a.out, a.dtype, to + c, sum);
+  }
+}
+
+// Whether every row of the matrices that combine reads and writes can be taken in steps of four elements.
+__device__ bool HasWideRows(const CombineArgs& a) {
+  const uintptr_t out_bytes = a.dtype == DType::kF32 ? 16 : 8;
+  const bool wide_shared = a.shared == nullptr || (a.shared_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.shared) % 16 == 0);
+  return a.cols % 4 == 0 && a.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0 && wide_shared &&
+         reinterpret_cast<uintptr_t>(a.out) % out_bytes == 0;
+}
+
+constexpr int kCombineThreads = 128, kFewRowThreads = 64;  // of a block; the latter where rows are few
+
+__global__ void __launch_bounds__(kCombineThreads, 5) Combine(const CombineArgs* args) {
+  const CombineArgs a = *args;
+  const int64_t row = blockIdx.x;
+  if (row >= (a.source != nullptr ? a.totals[0] : a.rows)) return;
+  if (HasWideRows(a)) {
+    CombineRow<4>(a, row);
+  } else {
+    CombineRow<1>(a, row);
   }
 }
 
 }  // namespace
-
-cudaError_t LaunchSort(const SortArgs* args, int32_t experts, cudaStream_t stream) {
-  Sort<<<1, kSortThreads, experts <= kSharedExperts ? experts * sizeof(int32_t) : 0, stream>>>(args);
-  return cudaGetLastError();
-}
 
 cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream) {
   AbsMax<<<capacity, kRowThreads, 0, stream>>>(args, sort);
@@ -391,10 +392,14 @@ cudaError_t LaunchActivate(const ActivateArgs* args, const SortArgs* sort, int32
 }
 
 cudaError_t LaunchCombine(const CombineArgs* args, int32_t capacity, int64_t cols, cudaStream_t stream) {
-  // Few rows share their columns among blocks.
-  const int64_t pieces = (cols + kRowThreads - 1) / kRowThreads;
-  const int64_t wanted = (512 + capacity - 1) / capacity;
-  Combine<<<dim3(capacity, static_cast<unsigned>(pieces < wanted ? pieces : wanted)), kRowThreads, 0, stream>>>(args);
+  // Few rows share their columns among blocks, and these are small: one multiprocessor reads what a block reads.
+  constexpr int64_t kWidth = 4, kWantedThreads = 512 * 256;
+  const bool few = capacity * ((cols + kWidth - 1) / kWidth) < kWantedThreads;
+  const int64_t threads = few ? kFewRowThreads : kCombineThreads;
+  const int64_t pieces = (cols + kWidth * threads - 1) / (kWidth * threads);
+  const int64_t wanted = (kWantedThreads + capacity * threads - 1) / (capacity * threads);
+  const dim3 grid(capacity, static_cast<unsigned>(pieces < wanted ? pieces : wanted));
+  Combine<<<grid, static_cast<unsigned>(threads), 0, stream>>>(args);
   return cudaGetLastError();
 }
 

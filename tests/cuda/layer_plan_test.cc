@@ -105,10 +105,12 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
     const int32_t hopper_rows = HopperTileRowsFor(slots, desc.num_experts, decoded);
     if (hopper_rows > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, hopper_rows));
   }
-  std::vector<Array> arrays = {{"count", w.count, (2 * static_cast<size_t>(desc.num_experts) + 1) * 4},
+  const size_t experts = static_cast<size_t>(desc.num_experts), blocks = static_cast<size_t>(SortBlocks(slots, desc.num_experts));
+  std::vector<Array> arrays = {{"count", w.count, experts * std::max<size_t>(blocks, 2) * 4},
                                {"source", w.source, s * 4},
                                {"slot", w.slot, s * 4},
                                {"expert", w.expert, s * 4},
+                               {"rank", w.rank, s * 4},
                                {"position", w.position, s * 4},
                                {"tiles", w.tiles, static_cast<size_t>(tiles) * kTileBytes},
                                {"totals", w.totals, 8},
@@ -203,6 +205,23 @@ TEST_CASE("layer plan: Hopper's tiles are for experts of 12 rows on average, in 
     }
     CHECK(last == most);
   }
+}
+
+TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {
+  for (int64_t experts : {1, 8, 128, 256, 300, 4096, 4097, 65535}) {
+    int32_t last = 1;
+    for (int64_t slots : {0, 1, 2048, 2049, 16384, 65536, 1000000, 1 << 30}) {
+      const int32_t blocks = SortBlocks(slots, experts);
+      INFO(slots << " slots, " << experts << " experts: " << blocks << " blocks");
+      CHECK((blocks >= last && blocks <= 128));
+      if (slots <= 2048 || experts > kSharedExperts) CHECK(blocks == 1);
+      if (slots > 2048 && experts <= kSharedExperts) CHECK((blocks > 1 && blocks * experts <= 16384));
+      CHECK(SortScratch(slots, experts) >= std::max<int64_t>(2, blocks) * experts);
+      last = blocks;
+    }
+  }
+  CHECK(SortBlocks(65536, 128) == 64);
+  CHECK(SortBlocks(16384, 256) == 16);
 }
 
 TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they may begin, and hold what kernels write") {
