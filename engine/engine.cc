@@ -136,7 +136,7 @@ absl::StatusOr<LaneSet*> Engine::LanesOf(Accelerator& accelerator) {
   }
   absl::StatusOr<std::unique_ptr<LaneSet>> lanes = LaneSet::Make(accelerator, options_.lanes);
   if (!lanes.ok()) return lanes.status();
-  outputs_ = std::make_shared<PinnedCache>(accelerator);
+  call_memory_ = std::make_shared<PinnedCache>(accelerator);
   shared_ = std::make_unique<SharedCache>(accelerator);
   lanes_ = *std::move(lanes);
   return lanes_.get();
@@ -186,17 +186,17 @@ HostStatus Engine::Host() const {
   return host;
 }
 
-absl::StatusOr<OutputMemory> Engine::AllocateOutput(const std::string& model_name, int number, size_t bytes) const {
+absl::StatusOr<CallMemory> Engine::AllocateForCall(const std::string& model_name, int number, size_t bytes) const {
   const absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
-  if (!model.ok()) return OutputMemory::FromHeap(bytes);
+  if (!model.ok()) return CallMemory::FromHeap(bytes);
   const absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
-  if (!layer.ok() || (*layer)->device == nullptr || !KnownFailure().ok()) return OutputMemory::FromHeap(bytes);
-  std::shared_ptr<PinnedCache> outputs;
+  if (!layer.ok() || (*layer)->device == nullptr || !KnownFailure().ok()) return CallMemory::FromHeap(bytes);
+  std::shared_ptr<PinnedCache> memory;
   {
     std::lock_guard<std::mutex> lock(device_mutex_);
-    outputs = outputs_;
+    memory = call_memory_;
   }
-  return outputs->Allocate(bytes);
+  return memory->Allocate(bytes);
 }
 
 absl::StatusOr<std::shared_ptr<const SharedMemory>> Engine::OpenShared(const std::string& model_name, int number,

@@ -21,11 +21,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/activations.h"
+#include "engine/call_memory.h"
 #include "engine/explain.h"
 #include "engine/memory_need.h"
 #include "engine/model_config.h"
 #include "engine/oracle.h"
-#include "engine/output_memory.h"
 #include "engine/weights.h"
 #include "kernels/moe_kernel.h"
 
@@ -182,9 +182,9 @@ class Engine {
   // With the free memory of the GPU as it is now, once a layer was loaded there.
   HostStatus Host() const;
 
-  // Memory for `bytes` of output of calls of that layer: pinned, when the layer is on an accelerator and ready, else from the heap.
-  // Usable with any other call, and after the engine. RESOURCE_EXHAUSTED with the bytes.
-  absl::StatusOr<OutputMemory> AllocateOutput(const std::string& model, int layer, size_t bytes) const;
+  // Memory for `bytes` of hidden states or output of calls of that layer: pinned, when the layer is wholly on an accelerator and
+  // ready, else from the heap. Usable with any other call, and after the engine. RESOURCE_EXHAUSTED with the bytes.
+  absl::StatusOr<CallMemory> AllocateForCall(const std::string& model, int layer, size_t bytes) const;
 
   // Device memory of another process, for calls of that layer. INVALID_ARGUMENT when the layer is not wholly on an accelerator,
   // and as Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see
@@ -229,7 +229,7 @@ class Engine {
   std::unique_ptr<WorkerPool> pool_;
   mutable std::mutex device_mutex_;          // guards the next four
   std::unique_ptr<LaneSet> lanes_;           // of the accelerator that layers are on; null: none so far. Never replaced
-  std::shared_ptr<PinnedCache> outputs_;     // made with lanes_
+  std::shared_ptr<PinnedCache> call_memory_;  // made with lanes_
   std::unique_ptr<SharedCache> shared_;      // made with lanes_; never replaced
   absl::Status device_failure_;              // the first
   mutable std::mutex models_mutex_;          // guards models_

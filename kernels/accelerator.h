@@ -67,8 +67,8 @@ struct DeviceLayerParts {
 enum class RoutingKind : uint8_t { kIds, kLogits, kGate };
 
 // One call of a DeviceLayer, at most as many rows as the routed and shared PreparedMoe take at once. x and out may lie on the host
-// or on the device (TensorView::place); ids, weights and logits lie on the host, were checked by the caller, and are read before
-// Forward returns.
+// or on the device (TensorView::place); on the host, a pinned buffer saves a copy. ids, weights and logits lie on the host and were
+// checked by the caller. All of it is read before Forward returns.
 struct DeviceCall {
   TensorView x;  // [M, H]
   RoutingKind routing = RoutingKind::kIds;

@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "proto/moe/v1/moe.grpc.pb.h"
 #include "server/call.h"
+#include "server/received_forward.h"
 #include "server/request.h"
 #include "server/wire.h"
 #include "server/work_queue.h"
@@ -68,12 +69,13 @@ class MoeService final : public MoeServiceBase {
                                    const grpc::ByteBuffer* bytes, const Body& body);
   absl::Status Admit(Kind kind) const;
 
-  absl::Status StartForward(Call* call, std::unique_ptr<moe::v1::ForwardRequest> request, grpc::ByteBuffer* response);
-  absl::Status RunForward(ForwardJob* job, WorkQueue::Duration waited);
+  absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
+  absl::Status PlaceHidden(ForwardJob* job);
+  absl::Status RunForward(ForwardJob* job);
   absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
                                        size_t bytes, std::shared_ptr<const SharedMemory>* held);
   absl::Status PrepareMemory(ForwardJob* job);
-  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited);
+  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info);
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;
@@ -81,6 +83,7 @@ class MoeService final : public MoeServiceBase {
   Engine* const engine_;
   WorkQueue* const queue_;
   const ModelTable models_;
+  const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;
   ByteBudget budget_{kMaxBytesInFlight};
@@ -95,6 +98,7 @@ grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc
     if (status.ok()) status = call->CheckDeadline();
     if (status.ok()) status = call->Reserve(&budget_, bytes->Length());
     auto request = std::make_unique<Request>();
+    if (status.ok() && kind == Kind::kComputes && uses_gpu_) queue_->Expect();
     // gRPC made the buffer for this call alone and const only in the signature; taking it lets the transport's slices go as
     // soon as they are parsed, which halves the memory of a waiting call.
     if (status.ok()) status = ParseRequest(const_cast<grpc::ByteBuffer*>(bytes), request.get());

@@ -1,8 +1,11 @@
 // Forward: bytes in, bytes out.
 //
-// The request is parsed once, from the transport's slices into the message that the call then views. The output is
-// computed straight into the slice that is sent: the answer's other fields go around it (see OutputHead in wire.h).
+// The hidden states are copied once, from the transport's slices to where the layer's device reads them (see received_forward.h);
+// the rest of the request is parsed into the message that the call then views. The output is computed straight into the slice that
+// is sent: the answer's other fields go around it (see OutputHead in wire.h).
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,10 +23,10 @@ int64_t Microseconds(steady_clock::duration duration) {
 }
 
 // A slice of `bytes` that owns `memory`: it goes back where it came from with the slice's last reference, on whatever thread.
-grpc::Slice SliceOf(OutputMemory memory, size_t bytes) {
-  auto owner = std::make_unique<OutputMemory>(std::move(memory));
+grpc::Slice SliceOf(CallMemory memory, size_t bytes) {
+  auto owner = std::make_unique<CallMemory>(std::move(memory));
   void* data = owner->data();
-  return grpc::Slice(data, bytes, [](void* held) { delete static_cast<OutputMemory*>(held); }, owner.release());
+  return grpc::Slice(data, bytes, [](void* held) { delete static_cast<CallMemory*>(held); }, owner.release());
 }
 
 grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::string& rest) {
@@ -33,13 +36,14 @@ grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::
 
 }  // namespace
 
-// A parsed call on its way through the queue. `checked` views `*request`.
+// A parsed call on its way through the queue. `checked` views `*request` and `hidden`.
 struct MoeService::ForwardJob {
   Call* call;
   grpc::ByteBuffer* response;
-  std::unique_ptr<v1::ForwardRequest> request;
+  std::unique_ptr<ReceivedForward> request;
+  std::optional<CallMemory> hidden;  // nothing when they are in the message or in device memory
   CheckedForward checked;
-  int64_t receive_us = 0;
+  steady_clock::time_point queued;
 
   // While it runs.
   MutableTensorView out;
@@ -49,25 +53,43 @@ struct MoeService::ForwardJob {
 
 grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
-  return Handle<v1::ForwardRequest>("Forward", Kind::kComputes, context, request, [&](Call* call, auto parsed) {
+  return Handle<ReceivedForward>("Forward", Kind::kComputes, context, request, [&](Call* call, auto parsed) {
     return StartForward(call, std::move(parsed), response);
   });
 }
 
-absl::Status MoeService::StartForward(Call* call, std::unique_ptr<v1::ForwardRequest> request, grpc::ByteBuffer* response) {
+absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response) {
   auto job = std::make_shared<ForwardJob>();
   job->call = call;
   job->response = response;
   job->request = std::move(request);
-  absl::StatusOr<CheckedForward> checked = CheckForward(*job->request, models_);
+  const v1::ForwardRequest& message = job->request->message();
+  absl::StatusOr<CheckedForward> checked = CheckForward(message, models_, job->request->hidden_bytes());
   if (!checked.ok()) return checked.status();
   job->checked = *std::move(checked);
-  call->SetRequestId(job->request->request_id());
-  job->receive_us = Microseconds(steady_clock::now() - call->started());
-  return call->Queue(queue_, [this, job](WorkQueue::Duration waited) {
-    job->call->Done(RunForward(job.get(), waited));
+  call->SetRequestId(message.request_id());
+  if (absl::Status status = PlaceHidden(job.get()); !status.ok()) return status;
+  if (!uses_gpu_) job->request->CopyHidden();  // processors have other work than to copy, or to wait for who does
+  job->queued = steady_clock::now();
+  absl::Status status = call->Queue(queue_, [this, job](WorkQueue::Duration) {
+    job->call->Done(RunForward(job.get()));
     return WorkQueue::Next::kDone;
   });
+  // After the call was queued: a compute thread that is free helps.
+  if (status.ok()) job->request->CopyHidden();
+  return status;
+}
+
+// Gives the hidden states that the message does not hold their memory: where the layer's device reads them.
+absl::Status MoeService::PlaceHidden(ForwardJob* job) {
+  if (job->request->hidden_bytes() == 0) return absl::OkStatus();
+  CheckedForward& checked = job->checked;
+  absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked.model, checked.call.layer, job->request->hidden_bytes());
+  if (!memory.ok()) return memory.status();
+  job->hidden.emplace(*std::move(memory));
+  job->request->PlaceHidden(static_cast<std::byte*>(job->hidden->data()));
+  checked.call.hidden.data = job->hidden->data();
+  return absl::OkStatus();
 }
 
 // The address of a place in device memory; `held` keeps it open.
@@ -99,34 +121,36 @@ absl::Status MoeService::PrepareMemory(ForwardJob* job) {
     job->out.place = Place::kDevice;
     return absl::OkStatus();
   }
-  absl::StatusOr<OutputMemory> memory = engine_->AllocateOutput(checked.model, checked.call.layer, checked.output_bytes());
+  absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked.model, checked.call.layer, checked.output_bytes());
   if (!memory.ok()) return memory.status();
   job->out.data = memory->data();
   job->output = SliceOf(*std::move(memory), checked.output_bytes());
   return absl::OkStatus();
 }
 
-absl::Status MoeService::RunForward(ForwardJob* job, WorkQueue::Duration waited) {
+absl::Status MoeService::RunForward(ForwardJob* job) {
+  job->request->WaitForHidden();
   if (absl::Status status = PrepareMemory(job); !status.ok()) return status;
   ForwardInfo info;
-  info.want_routing = job->request->return_routing();
+  info.want_routing = job->request->message().return_routing();
   absl::Status status = engine_->Forward(job->checked.model, job->checked.call, job->out, &info);
   if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
-  return AnswerForward(job, info, waited);
+  return AnswerForward(job, info);
 }
 
-absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info, WorkQueue::Duration waited) {
+absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info) {
   const CheckedForward& checked = job->checked;
   const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
   const steady_clock::time_point computed = steady_clock::now();
   if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
     return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
   }
-  v1::ForwardResponse rest = ForwardAnswer(*job->request, info, rows);
+  v1::ForwardResponse rest = ForwardAnswer(job->request->message(), info, rows);
   const std::string head = OutputHead(checked.output_dtype, rows, cols, !checked.output_memory);
   v1::Timing* timing = rest.mutable_timing();
-  timing->set_receive_us(job->receive_us);
-  timing->set_queue_us(Microseconds(waited));
+  timing->set_receive_us(Microseconds(job->queued - job->call->started()));
+  // Also the wait for a lane or for the host's turn, which the engine does not count as computing.
+  timing->set_queue_us(std::max<int64_t>(Microseconds(computed - job->queued) - info.compute_us, 0));
   timing->set_send_us(Microseconds(steady_clock::now() - computed));
   *job->response = Assemble(head, std::move(job->output), rest.SerializeAsString());
   return absl::OkStatus();

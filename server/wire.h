@@ -54,11 +54,21 @@ class ModelTable {
 // NOT_FOUND listing the MoE layers unless `layer` is one of them.
 absl::Status CheckLayer(const ModelFacts& model, int layer);
 
+// Where hidden.data lies in the bytes of a ForwardRequest: offsets from its first byte.
+struct HiddenPlace {
+  size_t length_at = 0;          // of hidden's length, which ends where hidden begins
+  size_t begin = 0, end = 0;     // of hidden
+  size_t field_at = 0;           // of the tag of data
+  size_t data_at = 0, bytes = 0; // of data itself
+};
+
 // Checks the `size` bytes of `stream`, which should be a serialised `message` of moe.v1, without building it.
 // INVALID_ARGUMENT for bytes that cannot be one (as CannotParse), for a field that is unknown or of another type, and for a
 // list (Tensor.shape is the only one) of more than 8 entries: parsed, these would take many times the memory of the bytes.
+// `hidden` (may be null) becomes the place of hidden.data where the message has it once, in one piece of hidden, with at least one
+// byte, and with tag and lengths as short as they can be; else nothing.
 absl::Status CheckBytes(google::protobuf::io::ZeroCopyInputStream* stream, size_t size,
-                        const google::protobuf::Descriptor& message);
+                        const google::protobuf::Descriptor& message, std::optional<HiddenPlace>* hidden = nullptr);
 absl::Status CannotParse(const google::protobuf::Descriptor& message, size_t bytes);
 
 // INVALID_ARGUMENT naming the first field, at any depth, that this server does not know: dropping it could change what
@@ -78,7 +88,7 @@ struct SharedPlace {
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
-  ForwardCall call;  // views into the request, which must outlive it, but for what is in device memory
+  ForwardCall call;  // views into the request, which must outlive it, but for what is in device memory or was held back
   DType output_dtype = DType::kF32;
   std::optional<SharedPlace> hidden_memory;  // call.hidden is on the device and has no address yet
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
@@ -91,7 +101,9 @@ struct CheckedForward {
 // Checks everything that the message alone can show: also every id (with row, slot, value and E), and NaN and +Inf among
 // logits (with row and expert). Whether a row has enough finite logits depends on the router and is the engine's. Also
 // RESOURCE_EXHAUSTED when the answer would be larger than a message may be.
-absl::StatusOr<CheckedForward> CheckForward(const moe::v1::ForwardRequest& request, const ModelTable& models);
+// `held_back`: bytes of hidden.data that came but are not in `request` (see received_forward.h), whose hidden has no data then;
+// call.hidden gets no address.
+absl::StatusOr<CheckedForward> CheckForward(const moe::v1::ForwardRequest& request, const ModelTable& models, size_t held_back = 0);
 
 // The fields of the answer beside the output tensor.
 moe::v1::ForwardResponse ForwardAnswer(const moe::v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows);

@@ -63,8 +63,8 @@ std::string Shape(const v1::Tensor& tensor) {
   return absl::StrCat("[", text, shown < tensor.shape_size() ? ", ..." : "", "]");
 }
 
-// Two dimensions, none negative. Returns the bytes that they need. The dtype must be known to be valid.
-absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& tensor) {
+// Two dimensions, none negative. Returns the bytes that they need; `got` came. The dtype must be known to be valid.
+absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& tensor, size_t got) {
   if (tensor.shape_size() != 2) {
     return Invalid(field, "a shape of 2 dimensions", absl::StrCat(tensor.shape_size(), ": ", Shape(tensor)));
   }
@@ -74,20 +74,21 @@ absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& 
   const bool overflow = __builtin_mul_overflow(rows, cols, &elements) ||
                         __builtin_mul_overflow(elements, ElementBytes(tensor.dtype()), &bytes);
   if (!overflow) return bytes;
-  return Invalid(field, "a size that fits into 64 bits", absl::StrCat(Shape(tensor), " with ", tensor.data().size(), " bytes"));
+  return Invalid(field, "a size that fits into 64 bits", absl::StrCat(Shape(tensor), " with ", got, " bytes"));
 }
 
-// A matrix in the message, with exactly as many bytes as its shape needs. The dtype must be known to be valid.
-absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor) {
+// A matrix in the message, with exactly as many bytes as its shape needs. The dtype must be known to be valid. `held_back` of its
+// bytes are not in the message: if any, it gets no address.
+absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back = 0) {
   if (tensor.has_device_memory()) return Invalid(field, "data", "device_memory");
-  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor);
+  const int64_t got = static_cast<int64_t>(tensor.data().size() + held_back);
+  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor, static_cast<size_t>(got));
   if (!bytes.ok()) return bytes.status();
-  const int64_t got = static_cast<int64_t>(tensor.data().size());
   if (*bytes != got) {
     return Invalid(field, absl::StrCat(*bytes, " bytes for ", Shape(tensor), " ", DTypeText(tensor.dtype())),
                    absl::StrCat(got, " bytes"));
   }
-  return Matrix{tensor.dtype(), tensor.shape(0), tensor.shape(1), tensor.data().data()};
+  return Matrix{tensor.dtype(), tensor.shape(0), tensor.shape(1), held_back == 0 ? tensor.data().data() : nullptr};
 }
 
 absl::StatusOr<SharedPlace> ReadPlace(const std::string& field, const v1::DeviceMemory& memory) {
@@ -106,9 +107,10 @@ absl::StatusOr<SharedPlace> ReadPlace(const std::string& field, const v1::Device
 }
 
 // The same matrix in device memory, without an address; `place` is where it lies.
-absl::StatusOr<Matrix> ReadDeviceMatrix(const std::string& field, const v1::Tensor& tensor, std::optional<SharedPlace>* place) {
-  if (!tensor.data().empty()) return Invalid(field, "data or device_memory", "both");
-  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor);
+absl::StatusOr<Matrix> ReadDeviceMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back,
+                                        std::optional<SharedPlace>* place) {
+  if (!tensor.data().empty() || held_back > 0) return Invalid(field, "data or device_memory", "both");
+  const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor, 0);
   if (!bytes.ok()) return bytes.status();
   if (*bytes > kMaxDeviceTensorBytes) {
     return Invalid(field, absl::StrCat("at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(*bytes));
@@ -126,14 +128,15 @@ absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v
   return ReadMatrix(field, tensor);
 }
 
-absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model,
+absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model, size_t held_back,
                                       std::optional<SharedPlace>* place) {
   if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
   const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
   if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
   const bool on_device = request.hidden().has_device_memory();
   absl::StatusOr<Matrix> hidden =
-      on_device ? ReadDeviceMatrix("hidden", request.hidden(), place) : ReadMatrix("hidden", request.hidden());
+      on_device ? ReadDeviceMatrix("hidden", request.hidden(), held_back, place)
+                : ReadMatrix("hidden", request.hidden(), held_back);
   if (!hidden.ok()) return hidden.status();
   if (hidden->cols != model.hidden) {
     return Invalid("hidden", absl::StrCat("shape [M, ", model.hidden, "] for model '", model.name, "'"),
@@ -259,7 +262,7 @@ void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v
 
 }  // namespace
 
-absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, const ModelTable& models) {
+absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, const ModelTable& models, size_t held_back) {
   if (absl::Status status = CheckKnownFields(request); !status.ok()) return status;
   if (request.request_id().size() > kMaxRequestIdBytes) {
     return Invalid("request_id", absl::StrCat("at most ", kMaxRequestIdBytes, " bytes"),
@@ -269,7 +272,7 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   if (!model.ok()) return model.status();
   if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
   std::optional<SharedPlace> hidden_memory;
-  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model, &hidden_memory);
+  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model, held_back, &hidden_memory);
   if (!hidden.ok()) return hidden.status();
   absl::StatusOr<DType> output_dtype = ReadOutputType(request, hidden->dtype);
   if (!output_dtype.ok()) return output_dtype.status();

@@ -8,6 +8,7 @@
 #ifndef MOED_SERVER_WORK_QUEUE_H_
 #define MOED_SERVER_WORK_QUEUE_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -66,6 +67,10 @@ class WorkQueue {
   // job's callbacks are not called then.
   absl::Status Push(Job job);
 
+  // Says that a Push is near, so that waking a thread takes place beside what the caller still has to do: one that sleeps wakes and
+  // looks out for the job, for 100 microseconds at most. Costs no more than the wake-up that Push then saves; never needed.
+  void Expect();
+
   // Runs or drops the next job on this thread; false when none waits. For tests, instead of Start.
   bool RunNext();
 
@@ -86,6 +91,9 @@ class WorkQueue {
   std::vector<std::pair<Entry, absl::Status>> TakeDead();
   void CountDrop(const absl::Status& why);  // needs the lock
   void ThreadMain();
+  bool WaitForWork();
+  void LookOut();
+  void NoteWork();  // needs the lock
 
   const int capacity_;
   const Clock clock_;
@@ -94,6 +102,11 @@ class WorkQueue {
   std::deque<Entry> waiting_;  // guarded by mutex_
   Counters counters_;          // guarded by mutex_, `waiting` unused
   bool closed_ = false;        // guarded by mutex_
+  int sleeping_ = 0;           // threads that wait for wake_; guarded by mutex_
+  // Whoever is counted in one of these calls RunNext after it no longer is, so Push need not wake another. Guarded by mutex_.
+  int looking_ = 0;            // threads that look out
+  int expected_ = 0;           // calls of Expect for which a thread was woken that is not awake yet
+  std::atomic<bool> work_{false};  // closed_ or something waits; written under mutex_, read by those that look out
   std::vector<std::thread> threads_;  // written by Start and Shutdown
 };
 

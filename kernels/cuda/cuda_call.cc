@@ -39,7 +39,8 @@ CallSizes SizesOf(const CallTarget& target, const CallInput& input) {
   return sizes;
 }
 
-// Where a call's arrays lie in the workspace. What comes from the host in one copy is first: [0, sent).
+// Where a call's arrays lie in the workspace. What comes from the host in one copy is first: [0, sent). That part moves to the
+// lane's own arrays where it is small enough (RunningCall::Begin), at the same offsets.
 struct CallLayout {
   size_t error = 0, ids = 0, weights = 0, counts = 0, logits = 0;
   size_t sent = 0;
@@ -104,8 +105,10 @@ class LayoutMaker {
 // Fills the arguments and the plan of the launches.
 class CallFiller {
  public:
-  CallFiller(const CallTarget& target, const CallInput& input, const CallSizes& sizes, const CallLayout& layout, std::byte* base)
-      : target_(target), input_(input), sizes_(sizes), layout_(layout), base_(base) {}
+  // `base`: of the workspace. `sent`: of what comes from the host, [0, layout.sent).
+  CallFiller(const CallTarget& target, const CallInput& input, const CallSizes& sizes, const CallLayout& layout, std::byte* base,
+             std::byte* sent)
+      : target_(target), input_(input), sizes_(sizes), layout_(layout), base_(base), sent_(sent) {}
 
   void Fill(const MutableTensorView& out, const void* x, void* device_out, CallBlock* block, LaunchPlan* plan) const {
     plan->rows = static_cast<int32_t>(sizes_.row_capacity);
@@ -134,7 +137,7 @@ class CallFiller {
  private:
   template <typename T>
   T* At(size_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
+    return reinterpret_cast<T*>((offset < layout_.sent ? sent_ : base_) + offset);
   }
   bool wants_factor() const { return target_.shared != nullptr && target_.router->shared_gate != nullptr; }
 
@@ -175,11 +178,12 @@ class CallFiller {
   const CallInput& input_;
   const CallSizes& sizes_;
   const CallLayout& layout_;
-  std::byte* const base_;
+  std::byte *const base_, *const sent_;
 };
 
-// Bytes from which several threads copy between host buffers, and how much each takes at a time.
-constexpr size_t kParallelCopy = size_t{256} << 10, kCopyPiece = size_t{64} << 10;
+// Bytes from which several threads copy between host buffers, and how much each takes at a time. Waking the helpers takes as long
+// as one thread needs for half a megabyte.
+constexpr size_t kParallelCopy = size_t{2} << 20, kCopyPiece = size_t{64} << 10;
 
 void CopyOnHost(std::byte* to, const std::byte* from, size_t bytes, WorkerPool* pool) {
   if (pool == nullptr || bytes < kParallelCopy || pool->threads() == 1) {
@@ -192,7 +196,7 @@ void CopyOnHost(std::byte* to, const std::byte* from, size_t bytes, WorkerPool* 
   });
 }
 
-// Host memory that the device may write to directly.
+// Host memory that the device may read and write directly.
 bool IsPinned(const void* memory) {
   cudaPointerAttributes attributes = {};
   if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
@@ -212,10 +216,11 @@ class RunningCall {
 
   absl::Status Run() {
     absl::Status status = Begin();
-    if (status.ok()) status = Send();
+    if (status.ok() && x_on_host_) status = SendRows();  // first: the arguments are made while the rows cross the bus
+    if (status.ok()) status = SendArguments();
     if (status.ok()) status = lane_.Launch(plan_);
     if (status.ok()) status = Receive();
-    // Also of a call that failed half-way: what is under way reads the staging buffers and writes to the caller's memory.
+    // Also of a call that failed half-way: what is under way reads the staging buffers, and reads and writes the caller's memory.
     const absl::Status finished = lane_.Finish();
     if (!status.ok()) return status;
     return finished.ok() ? Deliver() : finished;
@@ -224,7 +229,9 @@ class RunningCall {
   // The launches alone, captured; the arguments are those of no call.
   absl::Status Capture() {
     absl::Status status = Begin();
-    return status.ok() ? lane_.Capture(plan_) : status;
+    if (!status.ok()) return status;
+    Fill();
+    return lane_.Capture(plan_);
   }
 
  private:
@@ -232,22 +239,26 @@ class RunningCall {
   size_t out_bytes() const { return out_.bytes(); }
   bool wants_routing() const { return input_.used_ids != nullptr || input_.used_weights != nullptr; }
 
-  // Memory, arguments and plan.
+  // Memory. Staging: the block, what is sent with it, and rows that the device cannot read where they lie.
   absl::Status Begin() {
     absl::StatusOr<std::byte*> base = lane_.Workspace(layout_.bytes);
     if (!base.ok()) return base.status();
     base_ = *base;
-    in_block_ = 0;
-    in_sent_ = Aligned(sizeof(CallBlock));
-    in_x_ = in_sent_ + Aligned(layout_.sent);
-    absl::StatusOr<std::byte*> in = lane_.StagingIn(in_x_ + (x_on_host_ ? x_bytes() : 0));
+    sent_ = layout_.sent <= CudaLane::kArrayBytes ? lane_.device_arrays() : base_;
+    direct_x_ = x_on_host_ && input_.x.data != nullptr && IsPinned(input_.x.data);
+    in_x_ = CudaLane::kBlockBytes + Aligned(layout_.sent);
+    absl::StatusOr<std::byte*> in = lane_.StagingIn(in_x_ + (x_on_host_ && !direct_x_ ? x_bytes() : 0));
     if (!in.ok()) return in.status();
     in_ = *in;
-    const void* x = x_on_host_ ? base_ + layout_.x : input_.x.data;
     device_out_ = out_on_host_ ? base_ + layout_.out : out_.data;
-    CallBlock* block = new (in_ + in_block_) CallBlock;
-    CallFiller(target_, input_, sizes_, layout_, base_).Fill(out_, x, device_out_, block, &plan_);
     return absl::OkStatus();
+  }
+
+  // Arguments and plan.
+  void Fill() {
+    const void* x = x_on_host_ ? base_ + layout_.x : input_.x.data;
+    CallBlock* block = new (in_) CallBlock;
+    CallFiller(target_, input_, sizes_, layout_, base_, sent_).Fill(out_, x, device_out_, block, &plan_);
   }
 
   absl::Status ToDevice(void* to, const std::byte* from, size_t bytes) {
@@ -255,8 +266,9 @@ class RunningCall {
     return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lane_.stream()), "copy to the GPU");
   }
 
-  absl::Status Send() {
-    std::byte* const sent = in_ + in_sent_;
+  absl::Status SendArguments() {
+    Fill();
+    std::byte* const sent = in_ + CudaLane::kBlockBytes;
     const int32_t no_error = INT_MAX;
     const auto put = [&](size_t at, const void* data, size_t bytes) {
       if (bytes > 0) std::memcpy(sent + at, data, bytes);
@@ -266,18 +278,19 @@ class RunningCall {
     put(layout_.weights, input_.weights.data(), input_.weights.size_bytes());
     put(layout_.counts, input_.counts.data(), input_.counts.size_bytes());
     if (input_.routing == RoutingKind::kLogits) put(layout_.logits, input_.logits.data(), input_.logits.size_bytes());
-    absl::Status status = ToDevice(lane_.device_block(), in_ + in_block_, sizeof(CallBlock));
-    if (status.ok()) status = ToDevice(base_, sent, layout_.sent);
-    if (!status.ok() || !x_on_host_) return status;
-    return SendRows();
+    if (sent_ != base_) return ToDevice(lane_.device_block(), in_, CudaLane::kBlockBytes + layout_.sent);
+    absl::Status status = ToDevice(lane_.device_block(), in_, sizeof(CallBlock));
+    return status.ok() ? ToDevice(base_, sent, layout_.sent) : status;
   }
 
-  // In batched experts only counted rows may be read.
+  // From where the rows lie, if that is pinned; the caller's memory stays as it is until Finish. In batched experts only counted
+  // rows may be read.
   absl::Status SendRows() {
     const std::byte* from = static_cast<const std::byte*>(input_.x.data);
     const size_t row_bytes = input_.x.row_bytes();
     const auto send = [&](int64_t first, int64_t rows) {
       const size_t at = static_cast<size_t>(first) * row_bytes, bytes = static_cast<size_t>(rows) * row_bytes;
+      if (direct_x_) return ToDevice(base_ + layout_.x + at, from + at, bytes);
       CopyOnHost(in_ + in_x_ + at, from + at, bytes, pool_);
       return ToDevice(base_ + layout_.x + at, in_ + in_x_ + at, bytes);
     };
@@ -294,19 +307,16 @@ class RunningCall {
     return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, lane_.stream()), "copy from the GPU");
   }
 
-  // Enqueues the copies back: the error, the routing, the output.
+  // Enqueues the copies back: the error and the routing, which follows it, in one, and the output.
   absl::Status Receive() {
-    const size_t slots = static_cast<size_t>(sizes_.slots);
-    const size_t ids_at = kArrayAlignment, weights_at = Aligned(ids_at + slots * sizeof(int32_t));
-    back_out_ = Aligned(weights_at + slots * sizeof(float));
+    const size_t routing_end = layout_.weights + static_cast<size_t>(sizes_.slots) * sizeof(float);
+    const size_t head = wants_routing() ? routing_end : target_.router != nullptr ? layout_.error + sizeof(int32_t) : 0;
+    back_out_ = Aligned(head);
     direct_out_ = out_on_host_ && input_.counts.empty() && IsPinned(out_.data);
     absl::StatusOr<std::byte*> back = lane_.StagingOut(back_out_ + (out_on_host_ && !direct_out_ ? out_bytes() : 0));
     if (!back.ok()) return back.status();
     back_ = *back;
-    back_ids_ = ids_at, back_weights_ = weights_at;
-    absl::Status status = FromDevice(back_, base_ + layout_.error, sizeof(int32_t));
-    if (status.ok() && wants_routing()) status = FromDevice(back_ + ids_at, base_ + layout_.ids, slots * sizeof(int32_t));
-    if (status.ok() && wants_routing()) status = FromDevice(back_ + weights_at, base_ + layout_.weights, slots * sizeof(float));
+    absl::Status status = FromDevice(back_, sent_, head);  // which begins with the error
     if (!status.ok() || !out_on_host_) return status;
     return ReceiveRows(direct_out_ ? static_cast<std::byte*>(out_.data) : back_ + back_out_);
   }
@@ -325,8 +335,8 @@ class RunningCall {
 
   // After the stream is done.
   absl::Status Deliver() {
-    const int32_t row = *reinterpret_cast<const int32_t*>(back_);
-    if (target_.router != nullptr && row != INT_MAX) {
+    const int32_t row = target_.router != nullptr ? *reinterpret_cast<const int32_t*>(back_ + layout_.error) : INT_MAX;
+    if (row != INT_MAX) {
       return absl::InvalidArgumentError(
           input_.routing == RoutingKind::kIds
               ? absl::StrCat("ids: row ", row, " holds an id outside -1 to ", target_.router->experts - 1)
@@ -334,14 +344,18 @@ class RunningCall {
                              " cannot be routed: NaN or +Inf among its logits, or fewer "
                              "finite ones than k in the allowed groups"));
     }
-    const size_t slots = static_cast<size_t>(sizes_.slots);
-    const auto* ids = reinterpret_cast<const int32_t*>(back_ + back_ids_);
-    const auto* weights = reinterpret_cast<const float*>(back_ + back_weights_);
-    if (input_.used_ids != nullptr) input_.used_ids->assign(ids, ids + slots);
-    if (input_.used_weights != nullptr) input_.used_weights->assign(weights, weights + slots);
+    if (wants_routing()) DeliverRouting();
     if (!out_on_host_ || direct_out_) return absl::OkStatus();
     DeliverRows();
     return absl::OkStatus();
+  }
+
+  void DeliverRouting() {
+    const size_t slots = static_cast<size_t>(sizes_.slots);
+    const auto* ids = reinterpret_cast<const int32_t*>(back_ + layout_.ids);
+    const auto* weights = reinterpret_cast<const float*>(back_ + layout_.weights);
+    if (input_.used_ids != nullptr) input_.used_ids->assign(ids, ids + slots);
+    if (input_.used_weights != nullptr) input_.used_weights->assign(weights, weights + slots);
   }
 
   void DeliverRows() {
@@ -364,11 +378,11 @@ class RunningCall {
   const CallLayout layout_;
   LaunchPlan plan_;
   std::byte* base_ = nullptr;  // of the workspace
+  std::byte* sent_ = nullptr;  // of what comes from the host with the block
   void* device_out_ = nullptr;
   std::byte *in_ = nullptr, *back_ = nullptr;  // staging buffers
-  size_t in_block_ = 0, in_sent_ = 0, in_x_ = 0;
-  size_t back_ids_ = 0, back_weights_ = 0, back_out_ = 0;
-  bool direct_out_ = false;
+  size_t in_x_ = 0, back_out_ = 0;
+  bool direct_x_ = false, direct_out_ = false;
 };
 
 // Of the largest call of `rows` rows with the model's own top-k.

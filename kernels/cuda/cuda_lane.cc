@@ -5,7 +5,7 @@ namespace moed::cuda {
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Make() {
   std::unique_ptr<CudaLane> lane(new CudaLane);
   absl::Status status = ToStatus(cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking), "stream");
-  if (status.ok()) status = lane->block_.Allocate(sizeof(CallBlock), "arguments of a lane");
+  if (status.ok()) status = lane->block_.Allocate(kBlockBytes + kArrayBytes, "arguments of a lane");
   if (!status.ok()) return status;
   return lane;
 }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/accelerator.h"
 #include "kernels/cuda/call_block.h"
+#include "kernels/cuda/call_sizes.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/launch_plan.h"
 
@@ -29,8 +30,13 @@ class CudaLane : public Lane {
   absl::StatusOr<std::byte*> StagingIn(size_t bytes);
   absl::StatusOr<std::byte*> StagingOut(size_t bytes);
 
-  // What the kernels of the lane's calls read; its address never changes.
+  // What the kernels of the lane's calls read; its address never changes, so that captured launches may hold it.
   CallBlock* device_block() const { return reinterpret_cast<CallBlock*>(block_.data()); }
+  // Device memory for the small arrays of a call, kArrayBytes from kBlockBytes behind the start of the block: block and arrays take
+  // one copy.
+  std::byte* device_arrays() const { return block_.data() + kBlockBytes; }
+  static constexpr size_t kBlockBytes = (sizeof(CallBlock) + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment;
+  static constexpr size_t kArrayBytes = size_t{64} << 10;  // ids and weights of 512 rows with 16 slots
 
   // Launches `plan` on the stream: by its graph where one was captured, else kernel by kernel.
   absl::Status Launch(const LaunchPlan& plan);

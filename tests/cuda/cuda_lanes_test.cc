@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "kernels/cuda/cuda_backends.h"
 #include "kernels/cuda/device_op.h"
@@ -207,6 +208,17 @@ TEST_CASE("cuda lanes: x and out may lie in pageable, pinned and device memory, 
         }
       }
     }
+  }
+}
+
+TEST_CASE("cuda lanes: ids and weights may be more than travel with a call's arguments", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  const WholeLayer layer(FullSpec(80), 4251);
+  // 1024 rows of 7 slots are 56 KiB of ids and weights, of 16 slots 128 KiB; then a small call again, where the large one was.
+  for (const auto& [rows, top_k] : {std::pair<int64_t, int>{1024, 7}, {1024, 16}, {3, 4}}) {
+    const LayerInput input = layer.Input(rows, DType::kBf16, 4252, top_k);
+    const LayerRun run = RunWhole(layer.device(), input.Call(RoutingKind::kIds), DType::kBf16, GpuLane());
+    layer.Check(input, RoutingKind::kIds, run, DType::kBf16);
   }
 }
 

@@ -46,6 +46,7 @@ void PoisonLane(Lane& lane, size_t bytes) {
   absl::StatusOr<std::byte*> workspace = cuda_lane.Workspace(bytes);
   REQUIRE(workspace.ok());
   REQUIRE(cudaMemsetAsync(*workspace, 0xFF, bytes, cuda_lane.stream()) == cudaSuccess);
+  REQUIRE(cudaMemsetAsync(cuda_lane.device_arrays(), 0xFF, cuda::CudaLane::kArrayBytes, cuda_lane.stream()) == cudaSuccess);
 }
 
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype) {

@@ -375,33 +375,33 @@ TEST_CASE("When the device fails its layers fail with the reason, at once after 
   }
 }
 
-TEST_CASE("Outputs of layers on the accelerator are pinned and reused, others are not, and one may outlive the engine") {
+TEST_CASE("Memory for calls of layers on the accelerator is pinned and reused, for others not, and may outlive the engine") {
   const Files files(SharedModel());
   auto bench = std::make_unique<Bench>("auto,layers:1=require:cpu_generic");
   bench->Load(files);
   Engine& engine = *bench->engine;
   void* first = nullptr;
   {
-    const auto memory = engine.AllocateOutput("m", files.layer, 100000);
+    const auto memory = engine.AllocateForCall("m", files.layer, 100000);
     REQUIRE(memory.ok());
     first = memory->data();
     std::memset(first, 1, 100000);
-    CHECK(engine.AllocateOutput("m", files.layer, 100000)->data() != first);
+    CHECK(engine.AllocateForCall("m", files.layer, 100000)->data() != first);
   }
   CHECK(bench->puppet.counts().pinned == 2);
-  for (size_t bytes : {100000, 90000}) CHECK(engine.AllocateOutput("m", files.layer, bytes).ok());
+  for (size_t bytes : {100000, 90000}) CHECK(engine.AllocateForCall("m", files.layer, bytes).ok());
   CHECK(bench->puppet.counts().pinned == 2);
-  CHECK(engine.AllocateOutput("m", files.layer, 10)->data() != nullptr);
-  CHECK(engine.AllocateOutput("m", files.layer, 0)->data() != nullptr);
-  CHECK(engine.AllocateOutput("m", 1, 100000)->data() != nullptr);
-  CHECK(engine.AllocateOutput("no such", 1, 64)->data() != nullptr);
+  CHECK(engine.AllocateForCall("m", files.layer, 10)->data() != nullptr);
+  CHECK(engine.AllocateForCall("m", files.layer, 0)->data() != nullptr);
+  CHECK(engine.AllocateForCall("m", 1, 100000)->data() != nullptr);
+  CHECK(engine.AllocateForCall("no such", 1, 64)->data() != nullptr);
   const int pinned = bench->puppet.counts().pinned;
   bench->puppet.RefuseMemory(true);
-  const auto from_heap = engine.AllocateOutput("m", files.layer, 40 << 20);
+  const auto from_heap = engine.AllocateForCall("m", files.layer, 40 << 20);
   REQUIRE(from_heap.ok());
   CHECK(bench->puppet.counts().pinned == pinned);
   {
-    auto last = engine.AllocateOutput("m", files.layer, 100000);
+    auto last = engine.AllocateForCall("m", files.layer, 100000);
     REQUIRE(last.ok());
     bench->engine.reset();
     std::memset(last->data(), 2, 100000);
@@ -456,14 +456,14 @@ TEST_CASE("The cache of pinned memory stays within its limit: free buffers go fi
   constexpr size_t kThird = PinnedCache::kMaxBytes / 3;
   { const auto freed = cache->Allocate(kThird), other = cache->Allocate(2 << 20); }
   CHECK(cache->free_buffers() == 2);
-  std::vector<OutputMemory> held;
+  std::vector<CallMemory> held;
   for (int i = 0; i < 4; ++i) held.push_back(*cache->Allocate(kThird - (size_t{3} << 20)));
   CHECK(puppet.counts().pinned_alive == 3);  // two of them new, the small one went; the fourth is from the heap
   CHECK(puppet.counts().pinned == 4);
-  for (const OutputMemory& memory : held) CHECK(memory.data() != nullptr);
+  for (const CallMemory& memory : held) CHECK(memory.data() != nullptr);
   held.clear();
   CHECK(cache->free_buffers() == 3);
-  std::vector<OutputMemory> small;
+  std::vector<CallMemory> small;
   for (size_t i = 0; i < PinnedCache::kMaxFree + 8; ++i) small.push_back(*cache->Allocate(64));
   small.clear();
   CHECK(cache->free_buffers() == PinnedCache::kMaxFree);

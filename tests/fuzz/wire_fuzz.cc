@@ -11,6 +11,7 @@
 
 #include "engine/routing.h"
 #include "proto/moe/v1/moe.pb.h"
+#include "server/received_forward.h"
 #include "server/request.h"
 #include "server/wire.h"
 #include "tests/fuzz/pieces.h"
@@ -46,6 +47,27 @@ grpc::ByteBuffer Received(Bytes input, size_t cut) {
 absl::Status Parse(Bytes input, size_t cut, google::protobuf::Message* message) {
   grpc::ByteBuffer bytes = Received(input, cut);
   return ParseRequest(&bytes, message);
+}
+
+// The request with its hidden states held back must be the same one, and be checked to the same end.
+void CheckHeldBack(Bytes input, size_t cut, const absl::Status& parsed, const v1::ForwardRequest& request,
+                   const ModelTable& models) {
+  grpc::ByteBuffer bytes = Received(input, cut);
+  ReceivedForward received;
+  Require(ParseRequest(&bytes, &received) == parsed, "a request is parsed alike with its hidden states held back");
+  if (!parsed.ok()) return;
+  const auto want = CheckForward(request, models), got = CheckForward(received.message(), models, received.hidden_bytes());
+  Require(got.status() == want.status(), "a request is checked alike with its hidden states held back");
+  v1::ForwardRequest whole = received.message();
+  if (received.hidden_bytes() > 0) {
+    Require(whole.hidden().data().empty(), "what was held back is not in the message");
+    Require(!got.ok() || got->call.hidden.data == nullptr, "hidden states that were held back have no address");
+    std::vector<std::byte> hidden(received.hidden_bytes());
+    received.PlaceHidden(hidden.data());
+    received.WaitForHidden();
+    whole.mutable_hidden()->set_data(hidden.data(), hidden.size());
+  }
+  Require(whole.SerializeAsString() == request.SerializeAsString(), "what was held back is what came");
 }
 
 // Every byte that a call may look at lies in the request.
@@ -97,6 +119,7 @@ void CheckForwardBytes(Bytes input) {
   const size_t cut = input.empty() ? 0 : input.back() % input.size();
   const absl::Status pieces = Parse(input, cut, &in_pieces);
   Require(whole == pieces, "a message in pieces is the same message");
+  CheckHeldBack(input, cut, whole, request, one);
   if (!whole.ok()) {
     Require(absl::IsInvalidArgument(whole), "bytes that are no request are an invalid argument");
     return;

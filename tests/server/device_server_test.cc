@@ -1,5 +1,7 @@
 // A server whose layers are on an accelerator, played by a puppet: calls at once, and health when the device fails.
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -58,6 +60,12 @@ struct Bench {
   // With the hidden states in the message unless `change` puts them elsewhere.
   grpc::Status Forward(int layer, int64_t rows, v1::ForwardResponse* answer,
                        const std::function<void(v1::ForwardRequest*)>& change = {}) {
+    v1::ForwardRequest request = Request(layer, rows);
+    if (change) change(&request);
+    grpc::ClientContext context;
+    return moe->Forward(&context, request, answer);
+  }
+  static v1::ForwardRequest Request(int layer, int64_t rows) {
     v1::ForwardRequest request;
     request.set_layer(layer);
     const std::vector<float> x = CaseHidden(rows, kHidden);
@@ -66,9 +74,24 @@ struct Bench {
     hidden->add_shape(rows);
     hidden->add_shape(kHidden);
     hidden->set_data(x.data(), x.size() * sizeof(float));
-    if (change) change(&request);
+    return request;
+  }
+  // With the bytes that `write` makes of the same request.
+  grpc::Status Raw(int layer, int64_t rows, const std::function<std::string(v1::ForwardRequest*)>& write,
+                   v1::ForwardResponse* answer) {
+    v1::ForwardRequest request = Request(layer, rows);
+    const grpc::Slice slice(write(&request));
+    const grpc::ByteBuffer bytes(&slice, 1);
+    grpc::ByteBuffer received;
     grpc::ClientContext context;
-    return moe->Forward(&context, request, answer);
+    std::promise<grpc::Status> done;
+    grpc::GenericStub(channel).UnaryCall(&context, "/moe.v1.Moe/Forward", {}, &bytes, &received,
+                                         [&](grpc::Status status) { done.set_value(status); });
+    const grpc::Status status = done.get_future().get();
+    if (!status.ok()) return status;
+    grpc::ProtoBufferReader reader(&received);
+    REQUIRE(answer->ParseFromZeroCopyStream(&reader));
+    return status;
   }
   HealthCheckResponse::ServingStatus HealthOf(const std::string& address, const std::string& name) {
     const auto health =
@@ -98,7 +121,7 @@ struct Bench {
 
 }  // namespace
 
-TEST_CASE("Two calls of layers on the accelerator compute at once, in pinned outputs, and a drain waits for both") {
+TEST_CASE("Two calls of layers on the accelerator compute at once, in pinned memory, and a drain waits for both") {
   Bench bench;
   bench.Open();
   v1::ForwardResponse alone;
@@ -119,9 +142,55 @@ TEST_CASE("Two calls of layers on the accelerator compute at once, in pinned out
   bench.puppet.Release();
   for (auto& call : calls) CHECK(call.get().output().data() == alone.output().data());
   drain.get();
-  CHECK(bench.puppet.counts().pinned >= 1);
-  CHECK(bench.puppet.counts().pinned <= 3);
+  CHECK(bench.puppet.counts().pinned >= 4);  // hidden states and output of two
+  CHECK(bench.puppet.counts().pinned <= 6);
   CHECK(bench.server->counters().finished == 3);
+}
+
+TEST_CASE("Hidden states of layers on the accelerator come into pinned memory, those of others and in pieces do not") {
+  Bench bench("auto,layers:1=require:cpu_generic");
+  bench.Open();
+  v1::ForwardResponse answer, in_pieces, refused;
+  REQUIRE(bench.Forward(1, 5, &answer).ok());
+  CHECK(bench.puppet.counts().pinned == 0);
+  // Pieces of a message merge: here the shape comes apart from the data.
+  const auto split = [](v1::ForwardRequest* request) {
+    v1::ForwardRequest first;
+    first.mutable_hidden()->set_dtype(request->hidden().dtype());
+    *first.mutable_hidden()->mutable_shape() = request->hidden().shape();
+    request->mutable_hidden()->clear_shape();
+    request->mutable_hidden()->clear_dtype();
+    return first.SerializeAsString() + request->SerializeAsString();
+  };
+  CHECK(bench.Raw(0, 5, split, &in_pieces).ok());
+  CHECK(bench.puppet.counts().pinned == 1);  // the output
+  REQUIRE(bench.Forward(0, 5, &answer).ok());
+  CHECK(bench.puppet.counts().pinned >= 2);
+  CHECK(answer.output().data() == in_pieces.output().data());
+  // A layer that is none is refused before its hidden states are copied.
+  const int pinned = bench.puppet.counts().pinned;
+  CHECK(bench.Forward(7, 500, &refused).error_code() == grpc::StatusCode::NOT_FOUND);
+  CHECK(bench.puppet.counts().pinned == pinned);
+}
+
+TEST_CASE("The times of an answer add up to no more than the caller waited, and hold what a blocked device took") {
+  Bench bench;
+  bench.Open();
+  bench.puppet.Block();
+  const auto begin = std::chrono::steady_clock::now();
+  auto call = std::async(std::launch::async, [&] {
+    v1::ForwardResponse answer;
+    CHECK(bench.Forward(0, 5, &answer).ok());
+    return answer.timing();
+  });
+  REQUIRE(bench.puppet.WaitForBlocked(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  bench.puppet.Release();
+  const v1::Timing timing = call.get();
+  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
+  CHECK(timing.compute_us() >= 30000);
+  for (const int64_t part : {timing.receive_us(), timing.queue_us(), timing.send_us()}) CHECK(part >= 0);
+  CHECK(timing.receive_us() + timing.queue_us() + timing.compute_us() + timing.send_us() <= waited);
 }
 
 TEST_CASE("When the device fails, health is NOT_SERVING for every name within a second and stays so, and a drain goes as ever") {

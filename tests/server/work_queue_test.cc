@@ -6,6 +6,7 @@
 #include <future>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/work_queue.h"
@@ -249,6 +250,50 @@ TEST_CASE("With two threads a job with another step is finished in a shutdown, w
   shutdown.get();
   CHECK(steps == 5);
   CHECK(queue.counters().finished == 1);
+}
+
+TEST_CASE("Expected jobs run, those that never come cost nobody anything, and no job is forgotten between sleep and look-out") {
+  std::atomic<int> ran{0};
+  WorkQueue queue(100000, [] { return std::chrono::steady_clock::now(); });
+  queue.Expect();  // without a thread
+  queue.Start(2);
+  std::atomic<int> refused{0};
+  const auto push = [&] {
+    WorkQueue::Job job;
+    job.run = [&](WorkQueue::Duration) { return ++ran, Next::kDone; };
+    refused += !queue.Push(std::move(job)).ok();
+  };
+  const auto wait_for = [&](int count) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (ran < count && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) std::this_thread::yield();
+    return ran >= count;
+  };
+  // One at a time, with pauses around what a look-out takes: the next only comes when the last is done.
+  int pushed = 0;
+  for (int i = 0; i < 300; ++i) {
+    queue.Expect();
+    std::this_thread::sleep_for(std::chrono::microseconds(i % 6 * 40));
+    if (i % 3 == 2) continue;
+    push();
+    REQUIRE(wait_for(++pushed));
+  }
+  // From several threads at once.
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < 2000; ++i) {
+        if (i % (caller + 1) == 0) queue.Expect();
+        push();
+        if (i % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(110));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wait_for(pushed + 6000));
+  CHECK(refused == 0);
+  queue.Expect();
+  queue.Shutdown();
+  CHECK(queue.counters().finished == static_cast<uint64_t>(pushed + 6000));
 }
 
 }  // namespace moed

@@ -1,10 +1,11 @@
-// Memory for the outputs of calls: from the heap, or pinned for layers on an accelerator, which then writes it without a copy.
+// Memory for the hidden states and the outputs of calls: from the heap, or pinned for layers on an accelerator, which then reads
+// and writes it without a copy by the processor.
 //
 // Pinning costs milliseconds and stops the device, so buffers are kept and reused. Threads: a cache may be used from any thread. It
 // is held by every buffer that came from it, and so outlives them: a buffer may go on any thread, at any time, also when the engine
 // is gone. The accelerator outlives all.
-#ifndef MOED_ENGINE_OUTPUT_MEMORY_H_
-#define MOED_ENGINE_OUTPUT_MEMORY_H_
+#ifndef MOED_ENGINE_CALL_MEMORY_H_
+#define MOED_ENGINE_CALL_MEMORY_H_
 
 #include <cstddef>
 #include <cstdlib>
@@ -20,15 +21,15 @@ namespace moed {
 class PinnedCache;
 
 // Uninitialised memory, aligned to 64 bytes at least. Movable; goes back to where it came from with the object, which never throws.
-class OutputMemory {
+class CallMemory {
  public:
-  OutputMemory() = default;
-  OutputMemory(OutputMemory&&) noexcept = default;
-  OutputMemory& operator=(OutputMemory&&) = delete;
-  ~OutputMemory();
+  CallMemory() = default;
+  CallMemory(CallMemory&&) noexcept = default;
+  CallMemory& operator=(CallMemory&&) = delete;
+  ~CallMemory();
 
   // From the heap. RESOURCE_EXHAUSTED with the bytes when there is none left.
-  static absl::StatusOr<OutputMemory> FromHeap(size_t bytes);
+  static absl::StatusOr<CallMemory> FromHeap(size_t bytes);
 
   void* data() const { return data_; }
 
@@ -46,19 +47,19 @@ class OutputMemory {
 class PinnedCache : public std::enable_shared_from_this<PinnedCache> {
  public:
   static constexpr size_t kMaxBytes = size_t{512} << 20;  // pinned, whether in use or free
-  static constexpr size_t kMaxFree = 32;                  // buffers
+  static constexpr size_t kMaxFree = 128;                 // buffers: two a call, of calls that wait as well
 
   explicit PinnedCache(Accelerator& accelerator) : accelerator_(accelerator) { free_.reserve(kMaxFree); }
 
   // Pinned memory: the smallest free buffer that is large enough and not more than twice what is needed, else a new one. From the
-  // heap when the limit or the system refuses; errors as OutputMemory::FromHeap.
-  absl::StatusOr<OutputMemory> Allocate(size_t bytes);
+  // heap when the limit or the system refuses; errors as CallMemory::FromHeap.
+  absl::StatusOr<CallMemory> Allocate(size_t bytes);
 
   // Buffers that wait for a call.
   size_t free_buffers() const;
 
  private:
-  friend class OutputMemory;
+  friend class CallMemory;
   std::unique_ptr<PinnedBuffer> TakeFree(size_t bytes);
   std::unique_ptr<PinnedBuffer> Pin(size_t bytes);
   void Give(std::unique_ptr<PinnedBuffer> buffer) noexcept;
@@ -71,4 +72,4 @@ class PinnedCache : public std::enable_shared_from_this<PinnedCache> {
 
 }  // namespace moed
 
-#endif  // MOED_ENGINE_OUTPUT_MEMORY_H_
+#endif  // MOED_ENGINE_CALL_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "engine/output_memory.h"
+#include "engine/call_memory.h"
 
 #include <algorithm>
 #include <new>
@@ -17,23 +17,23 @@ size_t RoundUp(size_t bytes, size_t multiple) { return (std::max<size_t>(bytes, 
 
 }  // namespace
 
-OutputMemory::~OutputMemory() {
+CallMemory::~CallMemory() {
   if (pinned_ != nullptr) cache_->Give(std::move(pinned_));
 }
 
-absl::StatusOr<OutputMemory> OutputMemory::FromHeap(size_t bytes) {
-  OutputMemory memory;
+absl::StatusOr<CallMemory> CallMemory::FromHeap(size_t bytes) {
+  CallMemory memory;
   memory.heap_.reset(std::aligned_alloc(kAlignment, RoundUp(bytes, kAlignment)));
   memory.data_ = memory.heap_.get();
   if (memory.data_ != nullptr) return memory;
-  return absl::ResourceExhaustedError(absl::StrCat("no memory for an output of ", bytes, " bytes"));
+  return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of a call's hidden states or output"));
 }
 
-absl::StatusOr<OutputMemory> PinnedCache::Allocate(size_t bytes) {
+absl::StatusOr<CallMemory> PinnedCache::Allocate(size_t bytes) {
   std::unique_ptr<PinnedBuffer> buffer = TakeFree(bytes);
   if (buffer == nullptr) buffer = Pin(RoundUp(bytes, bytes < kLarge ? kSmall : kLarge));
-  if (buffer == nullptr) return OutputMemory::FromHeap(bytes);
-  OutputMemory memory;
+  if (buffer == nullptr) return CallMemory::FromHeap(bytes);
+  CallMemory memory;
   memory.data_ = buffer->bytes().data();
   memory.pinned_ = std::move(buffer);
   memory.cache_ = shared_from_this();
