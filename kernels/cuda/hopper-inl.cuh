@@ -19,9 +19,13 @@
 
 namespace moed::cuda {
 
-// Registers of a thread, of 512 for the threads of one index in all warpgroups.
-inline constexpr int kProducerRegisters = 56;
-constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 112; }
+// Registers of a thread. A thread block has what it was launched with, 168 for each thread of three warpgroups, 96 of five, and one
+// that asks for more than others gave back waits for ever.
+constexpr int ProducerRegisters(int groups) { return groups == 2 ? 56 : 64; }
+constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 104; }
+constexpr int LaunchRegisters(int groups) { return 65536 / ((groups + 1) * kTileThreads) / 8 * 8; }
+static_assert(ProducerRegisters(2) + 2 * MathRegisters(2) <= 3 * LaunchRegisters(2));
+static_assert(ProducerRegisters(4) + 4 * MathRegisters(4) <= 5 * LaunchRegisters(4));
 
 // One warpgroup's part of every piece of work.
 template <Codes kCodes, int kTokens>
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   __syncthreads();
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
-    FewerRegisters<kProducerRegisters>();
+    FewerRegisters<ProducerRegisters(Layout::kMathGroups)>();
     ProduceBlocks<kCodes, kTokens>(args, list, ring);
   } else {
     MoreRegisters<MathRegisters(Layout::kMathGroups)>();
