@@ -52,8 +52,8 @@ __device__ inline uint32_t InverseMaskOr(uint32_t a) {
   return r;
 }
 
-// The low byte of each half of `bytes`, minus 128, as a pair of bf16: its seven low bits under 128's exponent are 128 + low; its top
-// bit, inverted, under the same exponent makes 256 of 128. All of it is exact.
+// The low byte of each half of `bytes`, minus 128, as a pair of bf16: its seven low bits under 128's exponent are 128 + low; its
+// top bit, inverted, under the same exponent makes 256 of 128. All of it is exact.
 __device__ inline uint32_t BytesMinus128(uint32_t bytes) {
   return SubtractPair(MaskOr<0x007F007Fu, 0x43004300u>(bytes), InverseMaskOr<0x00800080u, 0x43004300u>(bytes));
 }

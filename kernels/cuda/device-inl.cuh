@@ -57,18 +57,25 @@ __device__ inline void WithScale(ScaleType type, const Body& body) {
   }
 }
 
-// One scale of `type`, by the bits that hold it, and how many bytes these are.
-__device__ inline float ScaleOfBits(ScaleType type, uint32_t bits) {
+// body(decode) with decode(bits): a scale of `type` by the bits that hold it. One branch for all that the body makes.
+template <typename Body>
+__device__ inline void WithScaleBits(ScaleType type, const Body& body) {
   switch (type) {
-    case ScaleType::kNone: return 1.0f;
-    case ScaleType::kF32: return Bits(bits);
-    case ScaleType::kBf16: return Bits(bits << 16);
-    case ScaleType::kF16: return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    case ScaleType::kE8m0: return FastE8m0(bits);
-    case ScaleType::kE4m3: return FastE4m3(bits);
+    case ScaleType::kNone: return body([](uint32_t) { return 1.0f; });
+    case ScaleType::kF32: return body([](uint32_t bits) { return Bits(bits); });
+    case ScaleType::kBf16: return body([](uint32_t bits) { return Bits(bits << 16); });
+    case ScaleType::kF16:
+      return body([](uint32_t bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); });
+    case ScaleType::kE8m0: return body([](uint32_t bits) { return FastE8m0(bits); });
+    case ScaleType::kE4m3: return body([](uint32_t bits) { return FastE4m3(bits); });
   }
-  return 1.0f;
 }
+__device__ inline float ScaleOfBits(ScaleType type, uint32_t bits) {
+  float scale = 1.0f;
+  WithScaleBits(type, [&](const auto& decode) { scale = decode(bits); });
+  return scale;
+}
+// Bytes of a scale of `type`.
 __device__ inline int ScaleBytesOf(ScaleType type) {
   return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 1 : 2;
 }

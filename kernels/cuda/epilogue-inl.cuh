@@ -1,6 +1,6 @@
 // What all products do with their sums: row scales, biases, the gated activation, and stores. Shared by the kernels whose sums lie
-// as the tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, in a paired matrix
-// gate and up of feature 8 w + g, and of each tile of 8 rows the rows 2 t and 2 t + 1.
+// as the tensor cores leave them: thread (warp w, lane 4 g + t) has features 16 w + g and 16 w + g + 8 of a half, in a paired
+// matrix gate and up of feature 8 w + g, and of each tile of 8 rows the rows 2 t and 2 t + 1.
 #ifndef MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 #define MOED_KERNELS_CUDA_EPILOGUE_INL_CUH_
 

@@ -1,8 +1,8 @@
 // Products on Hopper: rows of bf16 values or codes times packed weights by wgmma, weights decoded into its register operand.
 //
 // Each multiplying warpgroup has one half of a row tile (64 features; in a paired matrix gate and up of 32, so that a feature's two
-// sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills the ring that they
-// read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a weight
+// sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills the ring
+// that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a weight
 // is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and nothing is
 // rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average
 // out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the
@@ -56,6 +56,8 @@ class HopperMath {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums_[half][i] = 0.0f;
     }
+#pragma unroll
+    for (int i = 0; i < kOperands; ++i) operand_[i][0][0] = operand_[i][0][1] = operand_[i][0][2] = operand_[i][0][3] = 0;
     RunBlocks();
     Store(list_.Get(at));
   }
@@ -122,6 +124,7 @@ class HopperMath {
         WarpgroupProduct<kTokens>::Add(sums_[half], operand[0], OperandB(base + Layout::kRows, step));
         CommitProducts();
         WaitProducts<kOperands - 1>();  // the next product's operand is free, and after some products the last block's stage
+        KeepUntilHere(operand_[(product + 1) % kOperands][0]);
         if (product == kOperands - 2 && previous >= 0) Release(previous);
       }
     }
@@ -204,7 +207,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   if (threadIdx.x == 0) {
     list.Fill(*sort, global_args->weights, Layout::kTiles);
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + Layout::kTiles : 1);
+      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 2 : 1);
       InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();

@@ -2,11 +2,11 @@
 //
 // A persistent thread block works on a tile of kTokens rows and one or two row tiles (128 features each) after the other. Its first
 // warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
-// copies; the second warp, and the third where there are two row tiles, make the pairs of bf16 that weights are multiplied by out of
-// the scales of groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
+// copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales of
+// groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
 //
-// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each scaling warp where
-// there are groups; `empty` has one arrival of each multiplying warp.
+// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of a scaling warp where there
+// are groups; `empty` has one arrival of each multiplying warp.
 #ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
@@ -16,6 +16,7 @@
 
 namespace moed::cuda {
 
+inline constexpr int kScaleWarps = 3;
 inline constexpr int kHopperStatic = 1024;        // bytes of shared memory beside the ring, at most
 inline constexpr int kMostStages = 8;
 inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walked together, for the L2 cache
@@ -121,97 +122,107 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
   }
 }
 
-// A scaling warp's lane: the four features (half, second) of the threads (warp lane / 8, g = lane mod 8) that multiply these halves.
-template <Codes kCodes, int kTokens, int kSlots>
+// The scales of one row tile for the threads that multiply it: a lane has the four features (half, second) of the threads (warp
+// lane / 8, g = lane mod 8) of both halves.
+template <typename Layout, int kSlots>
 class ScaleMaker {
  public:
-  using Layout = HopperLayout<kCodes, kTokens>;
+  using Raw = uint32_t[kSlots][4];
 
-  __device__ ScaleMaker(const MatrixArgs& w, const HopperWork& work, int which)
-      : w_(w), lane_(threadIdx.x % 32), bytes_(ScaleBytesOf(w.scale)), has_tile_(which < work.row_tiles) {
+  __device__ ScaleMaker(const MatrixArgs& w, const HopperWork& work) : w_(w), bytes_(ScaleBytesOf(w.scale)) {
     const int64_t expert = work.tile.expert;
-    const int feature = lane_ / 8 * 16 + lane_ % 8;
-    from_ = w.scales + expert * w.scales_stride;
-    if (has_tile_) from_ += (static_cast<int64_t>(work.first_row_tile + which) * w.groups * kTileRows + feature) * bytes_;
+    const int feature = threadIdx.x % 32 / 8 * 16 + threadIdx.x % 8;
+    const int64_t first = static_cast<int64_t>(work.first_row_tile) * w.groups * kTileRows + feature;
+    from_ = w.scales + expert * w.scales_stride + first * bytes_;
     step_groups_ = w.step_groups != nullptr ? w.step_groups + expert * w.step_groups_stride : nullptr;
     per_group_ = 1.0f / static_cast<float>(max(w.group_steps, 1));
     for (int second = 0; second < 2; ++second) global_[second] = w.globals[expert * 2 + second];
   }
 
-  // The scales of all blocks, each read some blocks ahead, so that nobody waits for memory.
-  __device__ void Run(const Ring<Layout>& ring, uint32_t in_stage, RingPlace<Layout::kStages>* place) {
-    Raw raw[kAhead];
+  __device__ void Read(int tile, int block, Raw& raw) const {
+    const uint8_t* of_tile = from_ + static_cast<int64_t>(tile) * w_.groups * kTileRows * bytes_;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (i < w_.blocks) Read(i, raw[i]);
-    }
-    for (int block = 0; block < w_.blocks; block += kAhead) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (block + i >= w_.blocks) break;
-        WaitBarrier(ring.Empty(place->stage), place->parity);
-        if (has_tile_) Store(raw[i], ring.Stage(place->stage) + in_stage);
-        __syncwarp();
-        if (lane_ == 0) Arrive(ring.Full(place->stage));
-        place->Next();
-        if (block + i + kAhead < w_.blocks) Read(block + i + kAhead, raw[i]);
-      }
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const uint8_t* at = of_tile + GroupOf(block * kSteps + slot * (kSteps / kSlots)) * kTileRows * bytes_;
+      if (bytes_ == 1) ReadAs<uint8_t>(at, raw[slot]);
+      if (bytes_ == 2) ReadAs<uint16_t>(at, raw[slot]);
+      if (bytes_ == 4) ReadAs<uint32_t>(at, raw[slot]);
     }
   }
 
- private:
-  using Raw = uint32_t[kSlots][4];
-  static constexpr int kAhead = kSlots == 4 ? 1 : 2;  // as the registers allow
+  __device__ void Store(const Raw& raw, uint32_t to) const {
+    WithScaleBits(w_.scale, [&](const auto& decode) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t pair[2];
+#pragma unroll
+          for (int second = 0; second < 2; ++second) {
+            const float scale = global_[second] * decode(raw[slot][half * 2 + second]);
+            pair[second] = PackBf16(scale, scale);
+          }
+          StoreShared8(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + threadIdx.x % 32 * 8, pair);
+        }
+      }
+    });
+  }
 
+ private:
   __device__ int GroupOf(int step) const {
     if (step_groups_ != nullptr) return step_groups_[step];
     return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
   }
 
-  __device__ void Read(int block, Raw& raw) const {
-    if (!has_tile_) return;
+  template <typename Bits>
+  __device__ static void ReadAs(const uint8_t* at, uint32_t (&raw)[4]) {
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const uint8_t* at = from_ + static_cast<int64_t>(GroupOf(block * kSteps + slot * (kSteps / kSlots))) * kTileRows * bytes_;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) raw[slot][i] = LoadBits(at + (i / 2 * kHalfRows + i % 2 * 8) * bytes_, bytes_);
-    }
-  }
-
-  __device__ void Store(const Raw& raw, uint32_t to) const {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t pair[2];
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-          const float scale = global_[second] * ScaleOfBits(w_.scale, raw[slot][half * 2 + second]);
-          pair[second] = PackBf16(scale, scale);
-        }
-        StoreShared8(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + lane_ * 8, pair);
-      }
-    }
+    for (int i = 0; i < 4; ++i) raw[i] = __ldg(reinterpret_cast<const Bits*>(at) + i / 2 * kHalfRows + i % 2 * 8);
   }
 
   const MatrixArgs& w_;
-  const int lane_, bytes_;
-  const bool has_tile_;
+  const int bytes_;
   const uint8_t* from_;
   const int32_t* step_groups_;
   float per_group_, global_[2];
 };
 
-// The scaling warp of row tile `which`.
+// A scaling warp: every kScaleWarps-th block of all pieces of work is `which`'s. A block's scales are read while the warp's last
+// one is on its way, so that nobody waits for memory.
 template <Codes kCodes, int kTokens, int kSlots>
-__device__ void MakeScalesOf(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
-                             int which) {
+__device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
+                           int which) {
   using Layout = HopperLayout<kCodes, kTokens>;
+  using Maker = ScaleMaker<Layout, kSlots>;
   RingPlace<Layout::kStages> place{0, 1};
+  int turn = 0;  // whose the next block is
   for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
-    ScaleMaker<kCodes, kTokens, kSlots> maker(args.weights, work, which);
-    maker.Run(ring, Layout::kScales + which * Layout::kScaleBytes, &place);
+    const Maker maker(args.weights, work);
+    typename Maker::Raw raw[Layout::kTiles];
+    const auto read = [&](int block) {
+      if (block >= args.weights.blocks) return;
+#pragma unroll
+      for (int tile = 0; tile < Layout::kTiles; ++tile) {
+        if (tile < work.row_tiles) maker.Read(tile, block, raw[tile]);
+      }
+    };
+    read((which - turn + kScaleWarps) % kScaleWarps);
+    for (int block = 0; block < args.weights.blocks; ++block) {
+      if (turn == which) {
+        WaitBarrier(ring.Empty(place.stage), place.parity);
+#pragma unroll
+        for (int tile = 0; tile < Layout::kTiles; ++tile) {
+          const uint32_t to = ring.Stage(place.stage) + Layout::kScales + tile * Layout::kScaleBytes;
+          if (tile < work.row_tiles) maker.Store(raw[tile], to);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) Arrive(ring.Full(place.stage));
+        read(block + kScaleWarps);
+      }
+      turn = turn + 1 == kScaleWarps ? 0 : turn + 1;
+      place.Next();
+    }
   }
 }
 
@@ -227,11 +238,11 @@ __device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, 
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring);
   if constexpr (IsScaled(kCodes)) {
-    if (warp < 1 || warp > HopperLayout<kCodes, kTokens>::kTiles) return;
+    if (warp == 0) return;
     const int slots = ScaledSlots<kCodes>(args.weights);
-    if (slots == 1) MakeScalesOf<kCodes, kTokens, 1>(args, list, ring, warp - 1);
-    if (slots == 2) MakeScalesOf<kCodes, kTokens, 2>(args, list, ring, warp - 1);
-    if (slots == 4) MakeScalesOf<kCodes, kTokens, 4>(args, list, ring, warp - 1);
+    if (slots == 1) MakeScales<kCodes, kTokens, 1>(args, list, ring, warp - 1);
+    if (slots == 2) MakeScales<kCodes, kTokens, 2>(args, list, ring, warp - 1);
+    if (slots == 4) MakeScales<kCodes, kTokens, 4>(args, list, ring, warp - 1);
   }
 }
 

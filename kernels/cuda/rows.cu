@@ -180,7 +180,8 @@ __device__ void CopyRow(const StageArgs& a, const SortArgs* sort, int64_t row, i
   for (int64_t piece = threadIdx.x; piece < a.depth / 8; piece += kRowThreads) {
     const uint4 value = piece < a.cols / 8 ? from[piece] : make_uint4(0, 0, 0, 0);
     ForEachStored(a, sort, row, [&](int64_t to, int rank) {
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(a.out.data) + OperandAt(a.out.row_stride, a.out.panel_stride, to, rank, piece * 8)) = value;
+      const int64_t place = OperandAt(a.out.row_stride, a.out.panel_stride, to, rank, piece * 8);
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(a.out.data) + place) = value;
     });
   }
 }

@@ -50,6 +50,12 @@ __device__ inline void WaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
+// Registers that a product under way reads: the compiler knows nothing of that, and must not put other values there before this
+// point.
+__device__ inline void KeepUntilHere(const uint32_t (&a)[4]) {
+  asm volatile("" ::"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+
 template <int kRegisters>
 __device__ inline void MoreRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -59,8 +65,8 @@ __device__ inline void FewerRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// Descriptor of operand B, `step` of a tile of rows at `address`: 128-byte swizzle, 1024 bytes from eight rows to the next eight, 32
-// bytes from one step of 16 inputs to the next.
+// Descriptor of operand B, `step` of a tile of rows at `address`: 128-byte swizzle, 1024 bytes from eight rows to the next eight,
+// 32 bytes from one step of 16 inputs to the next.
 __device__ inline uint64_t OperandB(uint32_t address, int step) {
   constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4, kLeading = 1u << 16;
   const uint32_t low = (((address & 0x3FFFF) >> 4) | kLeading) + step * (32 >> 4);
