@@ -37,6 +37,7 @@ struct SortArgs {
   Tile* tiles = nullptr;
   int32_t* totals = nullptr;      // [2]: sorted rows, tiles
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
+  uint32_t* finished = nullptr;   // [kFewRowsBlocks] GemmArgs::finished, set to 0 here; null: none
 };
 
 // Rows of one product, as the sum of `terms` bf16 matrices: values, or codes that `scales` multiply.
@@ -110,6 +111,10 @@ struct GemmArgs {
   float* out = nullptr;            // [sorted][out_stride]; null: out_bf16
   uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written
   int64_t out_stride = 0;
+  // Where inputs are cut into ranges (GemmLaunch): float32 sums [tile][row tile][range][sums of a thread / 4][128 threads][4], and
+  // how many ranges of a tile and row tile are done [tile][row tile], 0 before a product and after it.
+  float* partials = nullptr;
+  uint32_t* finished = nullptr;
 };
 
 // h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.

@@ -12,6 +12,10 @@ inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
+// The same of the product for few rows.
+inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
+// Thread blocks that it is cut into where its inputs allow: six for each multiprocessor of an H200, of which five run at once.
+inline constexpr int kFewRowsBlocks = 6 * 132;
 // The same on Hopper's own products.
 inline constexpr int kHopperTileRowChoices[] = {32, 64, 128};
 // The most of the former for rows of several terms.

@@ -9,6 +9,7 @@ namespace moed::cuda {
 using GemmLauncher = cudaError_t(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);
 GemmLauncher LaunchGemmInt4, LaunchGemmFp4, LaunchGemmInt8, LaunchGemmFp8, LaunchGemmBf16, LaunchGemmF16, LaunchGemmF32;
 // On Hopper alone.
+GemmLauncher LaunchFewRowsInt4, LaunchFewRowsFp4, LaunchFewRowsInt8, LaunchFewRowsFp8, LaunchFewRowsBf16;
 GemmLauncher LaunchHopperInt4, LaunchHopperFp4, LaunchHopperInt8, LaunchHopperFp8, LaunchHopperBf16;
 
 }  // namespace moed::cuda

@@ -30,14 +30,10 @@ class PartFiller {
     const bool terms = args->gate.x.terms > 1 || args->down.x.terms > 1 || (!plan_.paired && args->up.x.terms > 1);
     args->sort.tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     const bool grouped = HasGroups(args->gate.x) || HasGroups(args->down.x) || (!plan_.paired && HasGroups(args->up.x));
-    if (moe_.hopper() && !terms && !grouped) {
-      const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
-      hopper_ = rows > 0;
-      if (hopper_) args->sort.tile_rows = rows;
-    }
-    launch->gate = LaunchOf(plan_.gate, args->gate, args->sort);
-    if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->up, args->sort);
-    launch->down = LaunchOf(plan_.down, args->down, args->sort);
+    if (moe_.hopper() && !terms && !grouped) ChooseProduct(&args->sort);
+    launch->gate = LaunchOf(plan_.gate, args->sort, &args->gate);
+    if (!plan_.paired) launch->up = LaunchOf(plan_.up, args->sort, &args->up);
+    launch->down = LaunchOf(plan_.down, args->sort, &args->down);
   }
 
  private:
@@ -197,14 +193,30 @@ class PartFiller {
     }
   }
 
-  GemmLaunch LaunchOf(const PackedShape& shape, const GemmArgs& args, const SortArgs& sort) const {
+  // Of Hopper's own backends, by the rows of an expert.
+  void ChooseProduct(SortArgs* sort) {
+    const int32_t many = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
+    const int32_t few = many > 0 ? 0 : FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts);
+    if (many == 0 && few == 0) return;
+    product_ = many > 0 ? Product::kHopper : Product::kFewRows;
+    sort->tile_rows = many > 0 ? many : few;
+    if (few > 0) sort->finished = At<uint32_t>(w_.finished);
+  }
+
+  GemmLaunch LaunchOf(const PackedShape& shape, const SortArgs& sort, GemmArgs* args) const {
     GemmLaunch launch;
     launch.codes = shape.codes;
-    launch.hopper = hopper_;
+    launch.product = product_;
     launch.tokens = sort.tile_rows;
-    launch.terms = args.x.terms;
+    launch.terms = args->x.terms;
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
+    if (product_ != Product::kFewRows) return launch;
+    launch.ranges = FewRowsRanges(launch.tiles, shape);
+    launch.slots = shape.groups > 1 ? shape.slots : 0;
+    launch.scale_bytes = ScaleBytes(shape.scale);
+    args->partials = At<float>(w_.partials);
+    args->finished = sort.finished;
     return launch;
   }
 
@@ -214,7 +226,7 @@ class PartFiller {
   const PartInput& input_;
   const PartWorkspace& w_;
   std::byte* const base_;
-  bool hopper_ = false;  // the products are Hopper's own
+  Product product_ = Product::kGeneric;
 };
 
 }  // namespace

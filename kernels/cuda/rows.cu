@@ -106,6 +106,8 @@ __global__ void __launch_bounds__(kSortThreads) Sort(const SortArgs* args) {
   const SortArgs a = *args;
   int32_t* count = a.experts <= kSharedExperts ? shared_count : a.count;
   if (threadIdx.x < 2) a.absmax[threadIdx.x] = 0;
+  static_assert(kFewRowsBlocks <= kSortThreads);
+  if (a.finished != nullptr && threadIdx.x < kFewRowsBlocks) a.finished[threadIdx.x] = 0;
   CountRows(a, count);
   ListTiles(a, count);
   PlaceRows(a, count);
