@@ -38,6 +38,7 @@ struct SortArgs {
   Tile* tiles = nullptr;
   int32_t* totals = nullptr;      // [2]: sorted rows, tiles
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
+  uint32_t* finished = nullptr;   // [kFewRowsBlocks] GemmArgs::finished, set to 0 here; null: none
 };
 
 // What the elements of an Operand are.
@@ -126,6 +127,10 @@ struct GemmArgs {
   uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written
   int64_t out_stride = 0;
   int64_t out_panel_stride = 0;    // of out_bf16 in panels (Operand)
+  // Where inputs are cut into ranges (GemmLaunch): float32 sums [tile][row tile][range][sums of a thread / 4][128 threads][4], and
+  // how many ranges of a tile and row tile are done [tile][row tile], 0 before a product and after it.
+  float* partials = nullptr;
+  uint32_t* finished = nullptr;
 };
 
 // h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.

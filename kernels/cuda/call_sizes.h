@@ -15,6 +15,10 @@ inline constexpr int32_t kFewSlots = 128;
 inline constexpr int32_t kSharedExperts = 4096;
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
+// The same of the product for few rows.
+inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
+// Thread blocks that it is cut into where its inputs allow: six for each multiprocessor of an H200, of which five run at once.
+inline constexpr int kFewRowsBlocks = 6 * 132;
 // The same on Hopper's own products.
 inline constexpr int kHopperTileRowChoices[] = {32, 64, 128, 256};
 // The most of the former for rows of several terms.

@@ -11,6 +11,7 @@ GemmLauncher LaunchGemmInt4, LaunchGemmFp4, LaunchGemmInt8, LaunchGemmFp8, Launc
 // Of rows that are bytes.
 GemmLauncher LaunchBytesInt8, LaunchBytesFp8;
 // On Hopper alone.
+GemmLauncher LaunchFewRowsInt4, LaunchFewRowsFp4, LaunchFewRowsInt8, LaunchFewRowsFp8, LaunchFewRowsBf16;
 GemmLauncher LaunchHopperInt4, LaunchHopperFp4, LaunchHopperInt8, LaunchHopperFp8, LaunchHopperBf16;
 
 }  // namespace moed::cuda

@@ -35,17 +35,28 @@ cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t c
 // One block of threads an operand row.
 cudaError_t LaunchStage(const StageArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
 
+// Which kernel makes a product.
+enum class Product : uint8_t {
+  kGeneric,  // gemm-inl.cuh
+  kFewRows,  // few_rows-inl.cuh, for rows of one term with one scale at most
+  kHopper,   // hopper-inl.cuh: wgmma, for the same rows
+};
+
 // A product of all tiles with all row tiles of the weights. `terms`: Operand::terms, which fixes the shared memory.
 struct GemmLaunch {
   Codes codes = Codes::kBf16;
-  bool hopper = false;     // hopper-inl.cuh: wgmma, for rows of one term without scales; else gemm-inl.cuh
-  int32_t tokens = 8;      // of kTileRowChoices or kHopperTileRowChoices; SortArgs::tile_rows
+  Product product = Product::kGeneric;
+  int32_t tokens = 8;      // of kTileRowChoices, kFewRowsTileRowChoices or kHopperTileRowChoices; SortArgs::tile_rows
   int32_t terms = 1;
   bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
   bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
   int32_t slot_steps = 0;  // of such a product: ByteSlotSteps
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
+  // Of kFewRows:
+  int32_t ranges = 1;       // that the inputs are cut into; above 1 GemmArgs::partials is used
+  int32_t slots = 0;        // PackedShape::slots where a feature has scales of several groups, else 0
+  int32_t scale_bytes = 0;  // of one such scale
   bool operator==(const GemmLaunch&) const = default;
 };
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);

@@ -53,10 +53,24 @@ cudaError_t LaunchHopper(const GemmLaunch& launch, const GemmArgs* args, const S
   return cudaErrorInvalidValue;
 }
 
+cudaError_t LaunchFewRows(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.codes) {
+    case Codes::kInt4: return LaunchFewRowsInt4(launch, args, sort, stream);
+    case Codes::kFp4: return LaunchFewRowsFp4(launch, args, sort, stream);
+    case Codes::kInt8: return LaunchFewRowsInt8(launch, args, sort, stream);
+    case Codes::kFp8: return LaunchFewRowsFp8(launch, args, sort, stream);
+    case Codes::kBf16: return LaunchFewRowsBf16(launch, args, sort, stream);
+    case Codes::kF16:
+    case Codes::kF32: break;
+  }
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace
 
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  if (launch.hopper) return LaunchHopper(launch, args, sort, stream);
+  if (launch.product == Product::kHopper) return LaunchHopper(launch, args, sort, stream);
+  if (launch.product == Product::kFewRows) return LaunchFewRows(launch, args, sort, stream);
   if (launch.bytes && launch.codes == Codes::kInt8) return LaunchBytesInt8(launch, args, sort, stream);
   if (launch.bytes && launch.codes == Codes::kFp8) return LaunchBytesFp8(launch, args, sort, stream);
   switch (launch.codes) {

@@ -159,6 +159,33 @@ int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
   return kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
 }
 
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts) {
+  const int64_t reached = std::min(slots, experts);
+  constexpr int64_t kMostRows = 12;   // of an expert on average; above, several tiles decode its weights
+  constexpr int64_t kMostOfEight = 5; // the same for tiles of 8
+  if (slots > kMostRows * reached) return 0;
+  return kFewRowsTileRowChoices[slots > kMostOfEight * reached ? 1 : 0];
+}
+
+int32_t FewRowsRanges(int64_t tiles, const PackedShape& shape) {
+  const int64_t blocks = std::max<int64_t>(tiles * shape.row_tiles, 1);
+  const int64_t wanted = (kFewRowsBlocks + blocks - 1) / blocks;
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(shape.blocks / kFewestRangeBlocks, 1)));
+}
+
+namespace {
+
+// Floats of GemmArgs::partials for any number of tiles up to that of `slots` rows.
+int64_t PartialsOf(const PackedShape& shape, int64_t slots, int64_t experts) {
+  const int64_t ranges = shape.blocks / kFewestRangeBlocks;
+  if (ranges < 2) return 0;
+  const int64_t tiles = TileCapacity(slots, experts, kFewRowsTileRowChoices[0]);
+  const int64_t blocks = std::min<int64_t>(2 * kFewRowsBlocks, tiles * shape.row_tiles * ranges);
+  return blocks * kTileRows * kFewRowsTileRowChoices[std::size(kFewRowsTileRowChoices) - 1];
+}
+
+}  // namespace
+
 bool FitsHopper(const QuantScheme& scheme) {
   for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
     if (linear->input.mode != ActivationMode::kNone || !HopperDecodes(linear->weights)) return false;
@@ -206,6 +233,15 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hoppe
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
   w.totals = take(2, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));
+  if (FitsHopper(desc.scheme) || FitsHopperW8A8(desc.scheme)) {
+    // As much as any smaller call takes, whatever ranges this one has: a lane's memory is that of the largest call.
+    int64_t partials = 0;
+    for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
+      partials = std::max(partials, PartialsOf(*shape, slots, desc.num_experts));
+    }
+    w.finished = take(kFewRowsBlocks, sizeof(uint32_t));
+    w.partials = take(partials, sizeof(float));
+  }
   operand(plan.gate_x, plan.gate, TermsOf(dtype), &w.gate_x, &w.gate_scales);
   if (!plan.paired) {
     operand(plan.up_x, plan.up, TermsOf(dtype), &w.up_x, &w.up_scales);

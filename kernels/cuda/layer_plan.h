@@ -84,6 +84,14 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 // weights are codes and not bf16.
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded);
 
+// Rows of a tile for the product of few rows, and 0 where experts have more on average than it is for.
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts);
+
+// Ranges that the product for few rows cuts the inputs of a matrix into, for `tiles` tiles of rows: enough for kFewRowsBlocks
+// thread blocks, each with kFewestRangeBlocks blocks of inputs or more. Above 1 there are less than twice as many thread blocks.
+inline constexpr int kFewestRangeBlocks = 4;
+int32_t FewRowsRanges(int64_t tiles, const PackedShape& shape);
+
 // Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);
 // The same for quantized inputs: int8 or FP8 with one scale a row, times codes under one scale a feature, so that products are
@@ -96,6 +104,7 @@ bool HopperRounds(const QuantScheme& scheme);
 // Device memory of one part's call: offsets of its arrays, 256 bytes aligned.
 struct PartWorkspace {
   size_t count = 0, source = 0, slot = 0, expert = 0, rank = 0, position = 0, tiles = 0, totals = 0, absmax = 0;
+  size_t finished = 0, partials = 0;  // of layers that may run the product for few rows
   size_t gate_x = 0, gate_scales = 0, up_x = 0, up_scales = 0, gate_out = 0, up_out = 0, h = 0, h_operand = 0, h_scales = 0, y = 0;
   size_t end = 0;
 };

@@ -27,14 +27,14 @@ class PartFiller {
     launch->stage_down = StageH(args);
     FillDown(args);
     FillAbsMax(args, launch);
-    if (!hopper_) {
+    if (product_ == Product::kGeneric) {
       if (plan_.gate_x.bytes) UseBytes(&args->stage_gate, &args->gate.x);
       if (!plan_.paired && plan_.up_x.bytes) UseBytes(&args->stage_up, &args->up.x);
       if (plan_.down_h.bytes) UseBytes(&args->stage_down, &args->down.x);
     }
-    launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->gate, args->sort);
-    if (!plan_.paired) launch->up = LaunchOf(plan_.up, desc_.scheme.up.weights, args->up, args->sort);
-    launch->down = LaunchOf(plan_.down, desc_.scheme.down.weights, args->down, args->sort);
+    launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->sort, &args->gate);
+    if (!plan_.paired) launch->up = LaunchOf(plan_.up, desc_.scheme.up.weights, args->sort, &args->up);
+    launch->down = LaunchOf(plan_.down, desc_.scheme.down.weights, args->sort, &args->down);
   }
 
  private:
@@ -52,10 +52,16 @@ class PartFiller {
     const bool grouped = HasGroups(plan_.gate_x) || HasGroups(plan_.down_h) || (!plan_.paired && HasGroups(plan_.up_x));
     sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     if (!moe_.hopper() || terms || grouped) return;
-    const int32_t rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
-    hopper_ = rows > 0;
-    if (hopper_) sort->tile_rows = rows;
+    // Products of bytes are the faster ones where there are rows for Hopper's.
+    const bool bytes = plan_.gate_x.bytes && plan_.down_h.bytes && (plan_.paired || plan_.up_x.bytes);
+    const int32_t many = bytes ? 0 : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
+    const int32_t few = many > 0 ? 0 : FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts);
+    if (many == 0 && few == 0) return;
+    product_ = many > 0 ? Product::kHopper : Product::kFewRows;
+    sort->tile_rows = many > 0 ? many : few;
+    if (few > 0) sort->finished = At<uint32_t>(w_.finished);
   }
+  bool hopper() const { return product_ == Product::kHopper; }
   static void UseBytes(StageArgs* stage, Operand* operand) { stage->out.kind = operand->kind = OperandKind::kBytes; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
   int64_t PanelStride() const { return input_.slot_capacity * kBlockDepth; }
@@ -96,7 +102,7 @@ class PartFiller {
   // The operand of gate or up; returns the rows to stage, 0 for none.
   int32_t StageX(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, int projection, size_t data,
                  size_t scales, const PartArgs* args, StageArgs* stage, Operand* operand) const {
-    if (!hopper_ && IsOperand(plan, shape)) {
+    if (!hopper() && IsOperand(plan, shape)) {
       operand->data = const_cast<void*>(input_.x);
       operand->row_stride = shape.cols;
       return 0;
@@ -107,7 +113,7 @@ class PartFiller {
     stage->dtype = input_.dtype;
     stage->x_stride = shape.cols;
     stage->from_source = sorted;
-    stage->scatter = hopper_ && !sorted;
+    stage->scatter = hopper() && !sorted;
     stage->top_k = input_.ids != nullptr ? input_.top_k : 1;
     stage->copies = CanCopy(plan, shape);
     if (desc_.weight_on_input && !batched()) stage->weights = input_.weights;
@@ -122,7 +128,7 @@ class PartFiller {
   void FillStage(const OperandPlan& plan, const PackedShape& shape, const MatrixOffsets& offsets, const ActivationScheme& scheme,
                  int projection, size_t data, size_t scales, bool sorted, const uint32_t* absmax, StageArgs* stage) const {
     const int value_terms = projection == 2 ? TermsOfH(input_.dtype) : TermsOf(input_.dtype);
-    const int64_t count = sorted || hopper_ ? input_.slot_capacity : input_.row_capacity;
+    const int64_t count = sorted || hopper() ? input_.slot_capacity : input_.row_capacity;
     stage->cols = shape.cols;
     stage->depth = shape.depth();
     stage->scheme = scheme;
@@ -137,8 +143,8 @@ class PartFiller {
     out.row_stride = shape.depth();
     out.term_stride = count * shape.depth();
     out.terms = plan.terms(value_terms);
-    out.by_sorted_row = sorted || hopper_;
-    if (hopper_) out.panel_stride = PanelStride();
+    out.by_sorted_row = sorted || hopper();
+    if (hopper()) out.panel_stride = PanelStride();
     if (!plan.has_scales()) return;
     out.scales = At<float>(scales);
     out.scale_stride = static_cast<int32_t>(plan.groups);
@@ -174,7 +180,7 @@ class PartFiller {
     if (direct_h()) {
       args->out_bf16 = At<uint16_t>(w_.h_operand);
       args->out_stride = plan_.down.depth();
-      if (hopper_) args->out_panel_stride = PanelStride();
+      if (hopper()) args->out_panel_stride = PanelStride();
     } else {
       args->out = At<float>(w_.h);
       args->out_stride = plan_.h_stride();
@@ -188,7 +194,7 @@ class PartFiller {
       operand.data = At<std::byte>(w_.h_operand);
       operand.row_stride = plan_.down.depth();
       operand.by_sorted_row = true;
-      if (hopper_) operand.panel_stride = PanelStride();
+      if (hopper()) operand.panel_stride = PanelStride();
       return 0;
     }
     StageArgs* stage = &args->stage_down;
@@ -224,20 +230,26 @@ class PartFiller {
     }
   }
 
-  GemmLaunch LaunchOf(const PackedShape& shape, const WeightScheme& scheme, const GemmArgs& args, const SortArgs& sort) const {
+  GemmLaunch LaunchOf(const PackedShape& shape, const WeightScheme& scheme, const SortArgs& sort, GemmArgs* args) const {
     GemmLaunch launch;
     launch.codes = shape.codes;
-    launch.hopper = hopper_;
+    launch.product = product_;
     launch.tokens = sort.tile_rows;
-    launch.terms = args.x.terms;
-    if (args.x.kind == OperandKind::kBytes) {
+    launch.terms = args->x.terms;
+    if (args->x.kind == OperandKind::kBytes) {
       launch.bytes = true;
-      launch.slot_steps = ByteSlotSteps(shape, args.x.scale_steps);
-    } else if (!hopper_ && args.x.terms == 1 && !(args.x.scales != nullptr && args.x.scale_steps > 0)) {
+      launch.slot_steps = ByteSlotSteps(shape, args->x.scale_steps);
+    } else if (product_ == Product::kGeneric && args->x.terms == 1 && !(args->x.scales != nullptr && args->x.scale_steps > 0)) {
       launch.powers = ScalesArePowers(shape, scheme);
     }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
+    if (product_ != Product::kFewRows) return launch;
+    launch.ranges = FewRowsRanges(launch.tiles, shape);
+    launch.slots = shape.groups > 1 ? shape.slots : 0;
+    launch.scale_bytes = ScaleBytes(shape.scale);
+    args->partials = At<float>(w_.partials);
+    args->finished = sort.finished;
     return launch;
   }
 
@@ -247,7 +259,7 @@ class PartFiller {
   const PartInput& input_;
   const PartWorkspace& w_;
   std::byte* const base_;
-  bool hopper_ = false;  // the products are Hopper's own
+  Product product_ = Product::kGeneric;
 };
 
 }  // namespace

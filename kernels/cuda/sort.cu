@@ -55,6 +55,12 @@ __device__ FewRank RankAmong(const int32_t* ids, int slots, int i, int id) {
   return found;
 }
 
+// The counters of the product for few rows; all threads of one block.
+__device__ void ClearFinished(const SortArgs& a) {
+  if (a.finished == nullptr) return;
+  for (int i = threadIdx.x; i < kFewRowsBlocks; i += blockDim.x) a.finished[i] = 0;
+}
+
 __global__ void __launch_bounds__(kFewSlots) SortFew(const SortArgs* args) {
   constexpr int kWords = kFewSlots / kWarp;
   __shared__ __align__(16) int32_t ids[kFewSlots];
@@ -65,6 +71,7 @@ __global__ void __launch_bounds__(kFewSlots) SortFew(const SortArgs* args) {
   ids[i] = id;
   if (i < kWords) heads[i] = 0;
   if (i < 2) a.absmax[i] = 0;
+  ClearFinished(a);
   const int rows = __syncthreads_count(id >= 0);
   const FewRank found = RankAmong(ids, slots, i, id);
   const bool head = id >= 0 && found.rank % a.tile_rows == 0;
@@ -258,6 +265,7 @@ __global__ void __launch_bounds__(kSortThreads) Sort(const SortArgs* args) {
     before[e] = 0;
   }
   if (blockIdx.x == 0 && threadIdx.x < 2) a.absmax[threadIdx.x] = 0;
+  if (blockIdx.x == 0) ClearFinished(a);
   __syncthreads();
   const Chunk chunk = ChunkOf(SlotsOf(a));
   if (a.ids != nullptr && gridDim.x == 1) CountSlots(a, chunk, first);

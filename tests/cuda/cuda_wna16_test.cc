@@ -1,7 +1,8 @@
-// cuda_wna16 against the judge on the GPU: 16-bit activations by wgmma, with every kind of codes, group and size of tile, and where
-// a call falls back on the products of cuda_generic.
+// cuda_wna16 and cuda_w8a8 against the judge on the GPU: wgmma's products and those for few rows, with every kind of codes, group
+// and size of tile, and where a call falls back on the products of cuda_generic.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -61,7 +62,7 @@ TEST_CASE("cuda_wna16: every scheme agrees with the judge at every number of row
   uint64_t seed = 5000;
   for (const WeightScheme& scheme : Schemes()) {
     const JudgedLayer layer(Desc(3, 2, 192, 320, scheme), ++seed, Wna16());
-    for (int64_t rows : {0, 1, 7, 17, 18, 31, 33, 48, 64, 96, 127, 129, 300, 1000, 2048})
+    for (int64_t rows : {0, 1, 2, 7, 8, 9, 16, 17, 18, 31, 33, 48, 64, 96, 127, 129, 300, 1000, 2048})
       layer.Compare(rows, DType::kBf16, kBound, seed + 1);
     for (int64_t rows : {1, 100}) layer.Compare(rows, DType::kF32, 2e-5, seed + 2);
     layer.Compare(200, DType::kF16, kBound, seed + 3);
@@ -80,7 +81,77 @@ TEST_CASE("cuda_wna16: odd shapes agree with the judge") {
       if (intermediate < 64 && scheme.element != ElementType::kBf16) continue;  // refused, see below
       desc.biases = true;
       const JudgedLayer layer(desc, ++seed, Wna16());
-      for (int64_t rows : {33, 128, 300}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+      for (int64_t rows : {1, 9, 24, 33, 128, 300}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: few rows agree with the judge however the inputs are cut into ranges") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5600;
+  // Blocks of 64 inputs: 2, 3, 5, 11, 16, 17, 45 and 129, from 11 on cut into ranges of 4 or more.
+  for (const auto& [hidden, intermediate] :
+       {std::pair<int64_t, int64_t>{128, 192}, {320, 704}, {704, 1024}, {1088, 2880}, {8256, 96}}) {
+    for (const WeightScheme& scheme : Schemes()) {
+      const JudgedLayer layer(Desc(3, 2, hidden, intermediate, scheme), ++seed, Wna16());
+      for (int64_t rows : {1, 8, 20}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: few rows agree with the judge in ranges of several slabs") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5650;
+  WeightScheme ordered = Weights(ElementType::kInt4, ScaleType::kBf16, {1, 32});
+  ordered.act_order = true;
+  WeightScheme nvfp4 = Weights(ElementType::kFp4E2m1, ScaleType::kE4m3, {1, 16});
+  nvfp4.global_scale = GlobalScale::kMultiplier;
+  for (const WeightScheme& scheme :
+       {Weights(ElementType::kInt4, ScaleType::kF16, {1, 128}), ordered, Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}),
+        nvfp4, Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}), Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 0}),
+        Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+    // Gate and up have 45 blocks in three ranges or two, of two slabs and of three.
+    const JudgedLayer layer(Desc(8, 2, 2880, 2048, scheme), ++seed, Wna16());
+    for (int64_t rows : {20, 47}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+  }
+}
+
+TEST_CASE("cuda_wna16: few rows that all go to one expert, or to none, and repeats are bitwise equal") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5700;
+  for (const WeightScheme& scheme : Schemes()) {
+    MoeDesc desc = Desc(6, 1, 2880, 320, scheme);
+    desc.biases = true;
+    const JudgedLayer layer(desc, ++seed, Wna16());
+    for (int64_t rows : {1, 2, 7, 8, 9, 16, 31, 33, 64}) {
+      RandomBatch batch(desc, rows, 1, DType::kBf16, seed + 1);
+      std::fill(batch.ids.begin(), batch.ids.end(), 4);
+      layer.CompareBatch(batch.view(), kBound);
+      batch.ids[static_cast<size_t>(rows) / 2] = -1;
+      layer.CompareBatch(batch.view(), kBound);
+      if (rows != 9 && rows != 64) continue;
+      const auto first = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+      REQUIRE(first.ok());
+      for (int repeat = 0; repeat < 50; ++repeat) CHECK(*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first);
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: few rows of gate and up apart, weighted inputs, and activations of their own launch") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5800;
+  for (Activation::Kind kind : {Activation::Kind::kSilu, Activation::Kind::kGelu, Activation::Kind::kSwigluOai}) {
+    for (bool act_order : {false, true}) {
+      for (bool weighted : {false, true}) {
+        WeightScheme scheme = Weights(ElementType::kInt4, ScaleType::kF16, {1, 32});
+        scheme.act_order = act_order;
+        MoeDesc desc = Desc(5, weighted ? 1 : 2, 1088, 832, scheme);
+        desc.activation.kind = kind;
+        desc.weight_on_input = weighted;
+        desc.biases = true;
+        const JudgedLayer layer(desc, ++seed, Wna16());
+        for (int64_t rows : {1, 7, 16, 25}) layer.Compare(rows, DType::kBf16, kBound, seed + 1);
+      }
     }
   }
 }
@@ -94,10 +165,12 @@ TEST_CASE("cuda_wna16: activations, biases and batched experts", "[small]") {
   desc.max_tokens_per_expert = 200;
   const JudgedLayer layer(desc, 5300, Wna16());
   layer.Compare(150, DType::kBf16, kBound, 5301);
-  const RandomBatch batch(desc, 120, 2, DType::kBf16, 5302);
-  const auto run = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
-  REQUIRE(run.ok());
-  testing::CompareBatched(layer.moe(), desc, batch, *run, &testing::GpuLane());
+  for (int64_t rows : {5, 15, 120}) {
+    const RandomBatch batch(desc, rows, 2, DType::kBf16, 5302);
+    const auto run = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+    REQUIRE(run.ok());
+    testing::CompareBatched(layer.moe(), desc, batch, *run, &testing::GpuLane());
+  }
 }
 
 TEST_CASE("cuda_wna16: repeats are bitwise equal, equal rows too, and NaN stays in its row") {
@@ -141,7 +214,7 @@ TEST_CASE("cuda_w8a8: 8-bit activations with one scale a row agree with the judg
         const JudgedLayer layer(desc, ++seed, backend);
         // Float32 sums in another order move few values over a rounding border, fewer still by a whole code of E4M3.
         const double bound = element == ElementType::kInt8 ? 0.02 : 0.06;
-        for (int64_t rows : {1, 33, 100, 129, 300, 1000}) layer.Compare(rows, DType::kBf16, bound, seed + 1);
+        for (int64_t rows : {1, 2, 8, 16, 33, 100, 129, 300, 1000}) layer.Compare(rows, DType::kBf16, bound, seed + 1);
         layer.Compare(300, DType::kF32, bound, seed + 2);
       }
     }

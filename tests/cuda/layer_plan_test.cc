@@ -87,6 +87,22 @@ int64_t TilesOf(const std::vector<int64_t>& counts, int64_t tile_rows) {
   return tiles;
 }
 
+// What the product for few rows leaves of its ranges in a call of up to `slots` slots, at most.
+size_t PartialBytes(const LayerPlan& plan, const MoeDesc& desc, int64_t slots) {
+  size_t most = 0;
+  for (int64_t of = 1; of <= std::min<int64_t>(slots, 12 * desc.num_experts); ++of) {
+    const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts);
+    if (rows == 0) continue;
+    const int64_t tiles = TileCapacity(of, desc.num_experts, rows);
+    for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
+      if (shape == &plan.up && plan.paired) continue;
+      const int64_t ranges = FewRowsRanges(tiles, *shape);
+      if (ranges > 1) most = std::max(most, static_cast<size_t>(tiles * shape->row_tiles * ranges * kTileRows * rows) * 4);
+    }
+  }
+  return most;
+}
+
 // Every array of a part's call with the bytes that its kernels read and write.
 std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const LayerPlan& plan, int64_t rows, int64_t slots,
                             DType dtype) {
@@ -120,6 +136,10 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
                                {"h_operand", w.h_operand, operand(plan.down_h, plan.down, TermsOfH(dtype))},
                                {"h_scales", w.h_scales, scales(plan.down_h)},
                                {"y", w.y, s * static_cast<size_t>(desc.hidden) * 4}};
+  if (FitsHopper(desc.scheme) || FitsHopperW8A8(desc.scheme)) {
+    arrays.push_back({"finished", w.finished, kFewRowsBlocks * 4});
+    arrays.push_back({"partials", w.partials, PartialBytes(plan, desc, slots)});
+  }
   if (!plan.paired) {
     arrays.push_back({"up_x", w.up_x, operand(plan.up_x, plan.up, TermsOf(dtype))});
     arrays.push_back({"up_scales", w.up_scales, scales(plan.up_x)});
@@ -222,6 +242,40 @@ TEST_CASE("layer plan: the sort has one block for few slots or very many experts
   }
   CHECK(SortBlocks(65536, 128) == 64);
   CHECK(SortBlocks(16384, 256) == 16);
+}
+
+TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on average, in the sizes that exist") {
+  for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
+    for (int64_t slots = 1; slots <= 20 * experts; slots += std::max<int64_t>(1, experts / 3)) {
+      const int64_t reached = std::min(slots, experts);
+      const int32_t rows = FewRowsTileRowsFor(slots, experts);
+      REQUIRE((rows == 0) == (slots > 12 * reached));
+      if (rows > 0) REQUIRE(rows == (slots > 5 * reached ? 16 : 8));
+    }
+  }
+}
+
+TEST_CASE("layer plan: inputs are cut into ranges where thread blocks are few, as far as there are blocks of inputs") {
+  PackedShape shape;
+  for (int64_t tiles : {1, 2, 8, 64, 5000}) {
+    for (int64_t row_tiles : {1, 3, 12, 32, 224}) {
+      for (int64_t blocks : {1, 3, 4, 7, 8, 11, 45, 224}) {
+        shape.row_tiles = row_tiles;
+        shape.blocks = blocks;
+        const int64_t ranges = FewRowsRanges(tiles, shape), whole = tiles * row_tiles;
+        INFO(tiles << " tiles, " << row_tiles << " row tiles, " << blocks << " blocks");
+        REQUIRE(ranges >= 1);
+        if (ranges == 1) {
+          CHECK((whole >= kFewRowsBlocks || blocks < 2 * kFewestRangeBlocks));
+          continue;
+        }
+        CHECK(whole < kFewRowsBlocks);  // so that each has a counter
+        CHECK(whole * ranges < 2 * kFewRowsBlocks);
+        CHECK(blocks / ranges >= kFewestRangeBlocks);
+        CHECK((whole * ranges >= kFewRowsBlocks || ranges == blocks / kFewestRangeBlocks));
+      }
+    }
+  }
 }
 
 TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they may begin, and hold what kernels write") {

@@ -1,0 +1,465 @@
+// The product where experts have few rows: reading weights is all that takes time, so that they go from global memory straight to
+// the registers that mma.sync reads. For rows of one bf16 term with at most one scale a row, and codes without zero points of
+// their own.
+//
+// A thread block of 4 warps owns one tile of 8 or 16 rows of an expert, one row tile of 128 features (warp w the features 16 w to
+// 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread reads the chunks that it alone needs, a ring of
+// registers ahead; no barrier and no shared memory stands between. Rows and scales of a slab of blocks go through shared memory,
+// by cp.async one slab ahead. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums; under one
+// scale for all inputs the tensor cores add up the range.
+//
+// With several ranges (gridDim.z) each thread block leaves its sums in GemmArgs::partials, and the last of a tile and row tile to
+// finish adds them up in the order of the ranges. So results depend on the number of ranges, which the host chooses, and not on
+// time.
+#ifndef MOED_KERNELS_CUDA_FEW_ROWS_INL_CUH_
+#define MOED_KERNELS_CUDA_FEW_ROWS_INL_CUH_
+
+#include "kernels/cuda/call_block.h"
+#include "kernels/cuda/decode-inl.cuh"
+#include "kernels/cuda/epilogue-inl.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace moed::cuda {
+
+// A piece is a chunk of both halves; pieces of a row tile follow each other in memory.
+constexpr int kPieceBytes = 2 * kTileThreads * kChunkBytes;
+constexpr int kRing = 4;        // pieces that a thread has under way
+constexpr int kSlabBlocks = 8;  // blocks of a slab, whole turns of the ring
+
+// 16 bytes of weights, which no other thread block of the multiprocessor reads.
+__device__ inline uint4 LoadStream(const uint8_t* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// c[16 x 8] = a[16 x 16] b[16 x 8].
+__device__ inline void MultiplyFresh(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\n"
+               : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// As DecodeNibbles of FP4 codes. One multiplication moves a nibble to two places, its sign to the top of its half and its other
+// bits to where they belong; what else it moves lies apart, and is masked.
+__device__ inline uint32_t DecodeFp4(uint32_t word, int reg) {
+  const uint32_t low = reg < 2 ? word : word >> 8;
+  const uint32_t moved = reg % 2 == 0 ? (low & 0x000F000Fu) * 0x1040u : (low & 0x00F000F0u) * 0x0104u;
+  return MultiplyPair(moved & 0x81C081C0u, 0x7E807E80u);
+}
+
+// Register `reg` of step `step` of a chunk: the weight's code, less the middle of integers.
+template <Codes kCodes>
+__device__ inline uint32_t DecodeSymmetric(const uint4& chunk, int step, int reg) {
+  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+  if constexpr (kCodes == Codes::kInt4) {
+    return DecodeNibbles<kCodes, true>(words[step], reg, 0x43084308u);  // 128 + 8
+  } else if constexpr (kCodes == Codes::kFp4) {
+    return DecodeFp4(words[step], reg);
+  } else if constexpr (kCodes == Codes::kInt8) {
+    const uint32_t word = words[step * 2 + reg / 2];
+    return BytesMinus128(reg % 2 == 0 ? word : word >> 8);
+  } else if constexpr (BitsOf(kCodes) == 8) {
+    return DecodeBytes<kCodes, true>(make_uint2(words[step * 2], words[step * 2 + 1]), reg, 0);
+  } else {
+    return words[reg];
+  }
+}
+
+// Shared memory: two slabs of rows, then a slab's scales as floats and as they are stored.
+template <int kTokens, int kSlots>
+struct SlabLayout {
+  // 16 bytes more than a slab has: eight rows' pieces of 16 bytes then lie in different banks.
+  static constexpr int kRowBytes = kSlabBlocks * kBlockDepth * 2 + 16;
+  static constexpr int kRows = kTokens * kRowBytes;
+  static constexpr int kScaleCount = kSlabBlocks * kSlots * kTileRows;
+  static constexpr int kScales = 2 * kRows;
+  static constexpr int kStored = kScales + kScaleCount * 4;
+  __host__ __device__ static int Bytes(int scale_bytes) { return kStored + kScaleCount * scale_bytes; }
+};
+
+// One thread block's share of a product. `kSlots`: scales of a block, or 0 where a feature has one scale or none.
+template <Codes kCodes, int kTokens, int kSlots>
+class FewRowsProduct {
+ public:
+  using Layout = SlabLayout<kTokens, kSlots>;
+
+  // Reads only arguments, so that it may be made of a tile that is none.
+  __device__ FewRowsProduct(const GemmArgs& args, const Tile& tile, uint8_t* shared)
+      : args_(args), tile_(tile), shared_(shared) {
+    const MatrixArgs& weights = args.weights;
+    const int range = blockIdx.z, ranges = gridDim.z;
+    first_ = range * weights.blocks / ranges;
+    blocks_ = (range + 1) * weights.blocks / ranges - first_;
+    codes_ = weights.codes + tile.expert * weights.codes_stride +
+             (static_cast<int64_t>(blockIdx.y) * weights.blocks + first_) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
+  }
+
+  // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run.
+  __device__ void Run(const SortArgs& sort, int* rows) {
+    StartWeights();
+    FindRow(sort, rows);
+    if constexpr (kSlots > 0) FindScales();
+    LoadSlab(0, 0);
+    Clear();
+    int slab = 0;
+    for (int block = 0; block < blocks_; block += kSlabBlocks) {
+      WaitCopies<0>();
+      __syncthreads();  // the slab is there, and nobody reads the one before
+      if constexpr (kSlots > 0) {
+        WidenScales(min(kSlabBlocks, blocks_ - block));
+        __syncthreads();
+      }
+      LoadSlab(block + kSlabBlocks, slab ^ 1);
+      MultiplySlab(block, slab);
+      slab ^= 1;
+    }
+  }
+
+  // Whether this thread block has the sums of all ranges, and stores: the last of its tile and row tile to come here.
+  __device__ bool Gather() {
+    const int ranges = gridDim.z;
+    if (ranges == 1) return true;
+    __shared__ bool last;
+    const int64_t place = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+    float4* const partials = reinterpret_cast<float4*>(args_.partials) + place * ranges * kRangeVectors + threadIdx.x;
+    WriteSums(partials + static_cast<int64_t>(blockIdx.z) * kRangeVectors);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      // The first fence is for the sums of all threads, which the barrier puts before it; the second one for what all read next.
+      __threadfence();
+      last = atomicInc(args_.finished + place, ranges - 1) == ranges - 1u;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!last) return false;
+    AddRanges(partials, ranges);
+    return true;
+  }
+
+  __device__ void Store(const int* rows) const {
+    float scale[2][2];
+    LastScales(scale);
+    const TileStore store(args_, tile_, blockIdx.y, threadIdx.x, rows);
+    store.template Store<kColumns>(
+        [&](int half, int column, int at) { return sums_[half][column][at] * scale[half][at / 2]; });
+  }
+
+ private:
+  static constexpr int kColumns = kTokens / 8;                     // tiles of 8 rows
+  static constexpr int kPieces = ChunksOf(kCodes);                 // of a block
+  static constexpr int kPieceSteps = kSteps / kPieces;
+  static constexpr int kTurnBlocks = kRing / kPieces;              // blocks of a turn of the ring
+  static constexpr int kRowThreads = kTileThreads / kTokens;       // that copy a row
+  static constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
+  static constexpr int kRangeVectors = 2 * kColumns * kTileThreads;  // float4 of a range's sums
+  static_assert(kSlabBlocks % kTurnBlocks == 0);
+  using Sums = float[2][kColumns][4];
+
+  __device__ void Clear() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums_[half][column][at] = 0.0f;
+      }
+    }
+  }
+
+  __device__ int ScaleShift() const {  // log2 of a scale's bytes
+    const ScaleType type = args_.weights.scale;
+    return type == ScaleType::kF32 ? 2 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 0 : 1;
+  }
+
+  // The expert's scales of this row tile.
+  __device__ const uint8_t* Scales() const {
+    const MatrixArgs& weights = args_.weights;
+    const int64_t first = static_cast<int64_t>(blockIdx.y) * weights.groups * kTileRows;
+    return weights.scales + tile_.expert * weights.scales_stride + (first << ScaleShift());
+  }
+
+  // --- load ---
+
+  __device__ void LoadPiece(int i, int at) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) ring_[i][half] = LoadStream(codes_ + at * kPieceBytes + half * kTileThreads * kChunkBytes);
+  }
+
+  __device__ void StartWeights() {
+#pragma unroll
+    for (int i = 0; i < kRing; ++i) {
+      if (i / kPieces < blocks_) LoadPiece(i, i);
+    }
+  }
+
+  // The row of the tile that this thread copies pieces of.
+  __device__ void FindRow(const SortArgs& sort, int* rows) {
+    const int row = threadIdx.x / kRowThreads, sorted = tile_.begin + row;
+    valid_ = row < tile_.count;
+    const int from = !valid_ ? -1 : args_.x.by_sorted_row ? sorted : sort.source[sorted];
+    if (threadIdx.x % kRowThreads == 0) rows[row] = from;
+    source_ = static_cast<const uint16_t*>(args_.x.data) + max(from, 0) * args_.x.row_stride +
+              static_cast<int64_t>(first_) * kBlockDepth + threadIdx.x % kRowThreads * 8;
+  }
+
+  __device__ void FindScales() {
+    const MatrixArgs& weights = args_.weights;
+    scales_ = Scales();
+    if (weights.step_groups != nullptr) step_groups_ = weights.step_groups + tile_.expert * weights.step_groups_stride;
+    per_group_ = 1.0f / static_cast<float>(weights.group_steps);
+  }
+
+  // Rows and scales of the blocks from `block` of the range on, where there are any, into buffer `slab`.
+  __device__ void LoadSlab(int block, int slab) const {
+    const int count = min(kSlabBlocks, blocks_ - block);
+    if (count <= 0) return;
+    const int piece = threadIdx.x % kRowThreads;
+    const uint16_t* from = source_ + static_cast<int64_t>(block) * kBlockDepth;
+    const uint32_t to =
+        SharedAddress(shared_) + slab * Layout::kRows + threadIdx.x / kRowThreads * Layout::kRowBytes + piece * 16;
+#pragma unroll
+    for (int i = 0; i < kSlabBlocks * 8 / kRowThreads; ++i) {
+      const int at = i * kRowThreads;
+      if (piece + at < count * 8) CopyAsync16(to + at * 16, from + at * 8, valid_);
+    }
+    if constexpr (kSlots > 0) LoadScales(first_ + block, count);
+    CommitCopies();
+  }
+
+  // step / steps of a group, without a division: exact below 2^22 steps, of which there are fewer in 2^26 inputs.
+  __device__ int GroupOf(int step) const {
+    if (step_groups_ != nullptr) return step_groups_[step];
+    return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), args_.weights.groups - 1);
+  }
+
+  // The stored scales of `count` blocks from `block` of the matrix on.
+  __device__ void LoadScales(int block, int count) const {
+    const int shift = ScaleShift();
+    const uint32_t to = SharedAddress(shared_ + Layout::kStored);
+    // 8 pieces of 16 bytes in a slot's 128 scales of one byte.
+#pragma unroll 1
+    for (int at = threadIdx.x; at < count * kSlots << (3 + shift); at += kTileThreads) {
+      const int slot = at >> (3 + shift), piece = at & ((8 << shift) - 1);
+      const int64_t group = GroupOf(block * kSteps + slot * kSlotSteps);
+      CopyAsync16(to + at * 16, scales_ + (group * kTileRows << shift) + piece * 16);
+    }
+  }
+
+  // The scales of `count` blocks as floats, in the order in which threads read them: each has four features' side by side.
+  __device__ void WidenScales(int count) const {
+    const int feature = threadIdx.x, half = feature / kHalfRows, in_half = feature % kHalfRows;
+    const int reader = in_half / 16 * 8 + in_half % 8, second = in_half / 8 % 2;
+    float* const to = reinterpret_cast<float*>(shared_ + Layout::kScales) + reader * 4 + half * 2 + second;
+    WithScale(args_.weights.scale, [&](const auto& decode) {
+#pragma unroll 2
+      for (int slot = 0; slot < count * kSlots; ++slot) {
+        to[slot * kTileRows] = decode(shared_ + Layout::kStored, slot * kTileRows + feature);
+      }
+    });
+  }
+
+  // --- math ---
+
+  // The slab that starts at block `block` of the range and lies in buffer `slab`.
+  __device__ void MultiplySlab(int block, int slab) {
+    const int lane = threadIdx.x % 32;
+    const int row = kTokens == 8 ? lane % 8 : lane / 16 * 8 + lane % 8, piece = kTokens == 8 ? lane / 8 : lane / 8 % 2;
+    uint32_t rows = SharedAddress(shared_) + slab * Layout::kRows + row * Layout::kRowBytes + piece * 16;
+    const float4* scales = reinterpret_cast<const float4*>(shared_ + Layout::kScales) + threadIdx.x / 32 * 8 + lane / 4;
+    const int end = min(block + kSlabBlocks, blocks_);
+#pragma unroll 1
+    for (; block < end; block += kTurnBlocks) {
+      MultiplyTurn(block, rows, scales);
+      rows += kTurnBlocks * kBlockDepth * 2;
+      scales += kTurnBlocks * kSlots * (kTileRows / 4);
+    }
+  }
+
+  // The blocks that are in the ring, the first of which is `block`; the next turn's are loaded in their place.
+  __device__ void MultiplyTurn(int block, uint32_t rows, const float4* scales) {
+#pragma unroll
+    for (int in_turn = 0; in_turn < kTurnBlocks; ++in_turn) {
+      if (in_turn == 0 || block + in_turn < blocks_) {
+        const bool more = block + in_turn + kTurnBlocks < blocks_;
+        MultiplyBlock(in_turn, more, rows + in_turn * kBlockDepth * 2, scales + in_turn * kSlots * (kTileRows / 4));
+      }
+    }
+    codes_ += kRing * kPieceBytes;
+  }
+
+  __device__ void MultiplyBlock(int in_turn, bool more, uint32_t rows, const float4* scales) {
+    Sums part;
+    uint32_t b[4];
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int i = in_turn * kPieces + piece;
+#pragma unroll
+      for (int in_piece = 0; in_piece < kPieceSteps; ++in_piece) {
+        const int step = piece * kPieceSteps + in_piece;
+        // Four matrices of 8 rows x 8 inputs: two steps of 8 rows, or one of 16.
+        if (kTokens > 8 || step % 2 == 0) LoadMatrix4(b, rows + step * kStepDepth * 2);
+        MultiplyStep(ring_[i], in_piece, step, b, part);
+        if (kSlots > 0 && step % kSlotSteps == kSlotSteps - 1) AddScaled(scales[step / kSlotSteps * (kTileRows / 4)], part);
+      }
+      if (more) LoadPiece(i, kRing + i);
+    }
+  }
+
+  __device__ void MultiplyStep(const uint4 (&chunk)[2], int in_piece, int step, const uint32_t (&b)[4], Sums& part) {
+    const int first = kTokens == 8 ? step % 2 * 2 : 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t a[4];
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) a[reg] = DecodeSymmetric<kCodes>(chunk[half], in_piece, reg);
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const uint32_t b0 = b[first + 2 * column], b1 = b[first + 2 * column + 1];
+        if (kSlots == 0) {
+          Multiply(sums_[half][column], a, b0, b1);
+        } else if (step % kSlotSteps == 0) {
+          MultiplyFresh(part[half][column], a, b0, b1);
+        } else {
+          Multiply(part[half][column], a, b0, b1);
+        }
+      }
+    }
+  }
+
+  // `scale`: of the features g and g + 8 of half 0, then of half 1.
+  __device__ void AddScaled(const float4 scale, const Sums& part) {
+    const float scales[2][2] = {{scale.x, scale.y}, {scale.z, scale.w}};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sums_[half][column][at] += part[half][column][at] * scales[half][at / 2];
+      }
+    }
+  }
+
+  // --- store ---
+
+  __device__ void WriteSums(float4* to) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const float (&s)[4] = sums_[half][column];
+        to[(half * kColumns + column) * kTileThreads] = make_float4(s[0], s[1], s[2], s[3]);
+      }
+    }
+  }
+
+  // The sums of all ranges, in their order. Past L1, which may hold what an earlier launch left at these addresses.
+  __device__ void AddRanges(const float4* partials, int ranges) {
+    constexpr int kVectors = 2 * kColumns, kAtOnce = 16;  // of a thread in a range, and loads under way
+    Clear();
+#pragma unroll 1
+    for (int first = 0; first < ranges * kVectors; first += kAtOnce) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + i < ranges * kVectors) v[i] = __ldcg(partials + (first + i) * kTileThreads);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        float (&s)[4] = sums_[i % kVectors / kColumns][i % kColumns];
+        s[0] += v[i].x, s[1] += v[i].y, s[2] += v[i].z, s[3] += v[i].w;
+      }
+    }
+  }
+
+  // What whole sums of the thread's four features are multiplied by.
+  __device__ void LastScales(float (&scale)[2][2]) const {
+    const MatrixArgs& weights = args_.weights;
+    const int feature = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      scale[0][second] = scale[1][second] = weights.globals[static_cast<int64_t>(tile_.expert) * 2 + second];
+    }
+    if (kSlots > 0 || weights.groups == 0) return;
+    WithScale(weights.scale, [&](const auto& decode) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+          scale[half][second] *= decode(Scales(), half * kHalfRows + feature + second * 8);
+        }
+      }
+    });
+  }
+
+  const GemmArgs& args_;
+  const Tile tile_;
+  uint8_t* const shared_;
+  int first_, blocks_;                      // the range: its first block of the matrix, and how many it has
+  const uint8_t* codes_;                    // this thread's first chunk of the ring's first piece
+  const uint16_t* source_ = nullptr;        // this thread's first piece of its row
+  bool valid_ = false;                      // there is such a row
+  const uint8_t* scales_ = nullptr;
+  const int32_t* step_groups_ = nullptr;
+  float per_group_ = 0.0f;
+  uint4 ring_[kRing][2];
+  Sums sums_;
+};
+
+// Thread blocks of a multiprocessor that the registers must leave room for.
+constexpr int FewRowsResident(int tokens) { return tokens <= 8 ? 5 : 4; }
+
+template <Codes kCodes, int kTokens, int kSlots>
+__global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens)) FewRows(const GemmArgs* args, const SortArgs* sort) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ int rows[kTokens];
+  const Tile tile = sort->tiles[blockIdx.x];
+  FewRowsProduct<kCodes, kTokens, kSlots> product(*args, tile, shared);
+  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return;
+  product.Run(*sort, rows);
+  if (product.Gather()) product.Store(rows);
+}
+
+template <Codes kCodes, int kTokens, int kSlots>
+cudaError_t LaunchFewRowsTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  using Layout = SlabLayout<kTokens, kSlots>;
+  // The most of any launch, since a captured one is held to what is set when it runs.
+  const cudaError_t error = cudaFuncSetAttribute(FewRows<kCodes, kTokens, kSlots>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                 Layout::Bytes(sizeof(float)));
+  if (error != cudaSuccess) return error;
+  const dim3 grid(launch.tiles, launch.row_tiles, launch.ranges);
+  FewRows<kCodes, kTokens, kSlots><<<grid, kTileThreads, Layout::Bytes(launch.scale_bytes), stream>>>(args, sort);
+  return cudaGetLastError();
+}
+
+template <Codes kCodes, int kTokens>
+cudaError_t LaunchFewRowsSlots(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if constexpr (BitsOf(kCodes) <= 8) {
+    switch (launch.slots) {
+      case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1>(launch, args, sort, stream);
+      case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2>(launch, args, sort, stream);
+      case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4>(launch, args, sort, stream);
+      default: break;
+    }
+  }
+  if (launch.slots != 0) return cudaErrorInvalidValue;
+  return LaunchFewRowsTiles<kCodes, kTokens, 0>(launch, args, sort, stream);
+}
+
+// Every number of rows and scales of one kind of codes: the body of one source file, so that none takes long to compile.
+template <Codes kCodes>
+cudaError_t LaunchFewRowsOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.tokens) {
+    case 8: return LaunchFewRowsSlots<kCodes, 8>(launch, args, sort, stream);
+    case 16: return LaunchFewRowsSlots<kCodes, 16>(launch, args, sort, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace moed::cuda
+
+#endif  // MOED_KERNELS_CUDA_FEW_ROWS_INL_CUH_
