@@ -9,10 +9,7 @@ bool FitsAll(const MoeDesc&) { return true; }
 
 bool FitsHopper(const MoeDesc& desc) { return cuda::FitsHopper(desc.scheme); }
 
-bool FitsHopperW8A8(const MoeDesc& desc) { return cuda::FitsHopperW8A8(desc.scheme); }
-
 constexpr GpuBackend kBackends[] = {{"cuda_wna16", FitsHopper, MakeHopperLayer},
-                                    {"cuda_w8a8", FitsHopperW8A8, MakeHopperLayer},
                                     {"cuda_generic", FitsAll, MakeGenericLayer}};
 
 }  // namespace

@@ -20,7 +20,7 @@ inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
 // Thread blocks that it is cut into where its inputs allow: six for each multiprocessor of an H200, of which five run at once.
 inline constexpr int kFewRowsBlocks = 6 * 132;
 // The same on Hopper's own products.
-inline constexpr int kHopperTileRowChoices[] = {32, 64, 128, 256};
+inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 160, 256};
 // The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 

@@ -1,7 +1,6 @@
 #include "kernels/cuda/cuda_backends.h"
 
 #include <algorithm>
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,11 +130,6 @@ std::vector<const Backend*> CudaBackends() {
                        "streamed into mma's where few, else as cuda_generic",
                        FitsHopper,
                        "int4, int8, FP8, FP6, FP4 or bf16 weights without zero points and activations that are not quantized"}),
-      new CudaBackend(
-          {"cuda_w8a8",
-           "8-bit activations on Hopper: exact products by wgmma where experts have many rows, of streamed weights where few, "
-           "else as cuda_generic",
-           FitsHopperW8A8, "int8 or FP8 activations of one scale a row and weights of one scale a feature, without zero points"}),
       new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", nullptr, ""}),
   };
   return *backends;

@@ -42,7 +42,7 @@ class HopperMath {
         ring_(ring),
         blocks_(w_.blocks),
         slots_(ScaledSlots<kCodes>(w_)),
-        zero_(ZeroOperand<kCodes>(w_.zero)),
+        zero_(kCodes == Codes::kBf16 ? Opaque(0) : ZeroOperand<kCodes>(w_.zero)),
         weights_at_(Layout::kWeights + tile() * BlockBytes(kCodes) +
                     (first_half() * kTileThreads + threadIdx.x % kTileThreads) * kChunkBytes),
         scales_at_(Layout::kScales + tile() * Layout::kScaleBytes + first_half() * Layout::kHalfBytes +
@@ -56,8 +56,6 @@ class HopperMath {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums_[half][i] = 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < kOperands; ++i) operand_[i][0][0] = operand_[i][0][1] = operand_[i][0][2] = operand_[i][0][3] = 0;
     RunBlocks();
     Store(list_.Get(at));
   }
@@ -124,7 +122,6 @@ class HopperMath {
         WarpgroupProduct<kTokens>::Add(sums_[half], operand[0], OperandB(base + Layout::kRows, step));
         CommitProducts();
         WaitProducts<kOperands - 1>();  // the next product's operand is free, and after some products the last block's stage
-        KeepUntilHere(operand_[(product + 1) % kOperands][0]);
         if (product == kOperands - 2 && previous >= 0) Release(previous);
       }
     }
@@ -145,6 +142,11 @@ class HopperMath {
   __device__ void DecodeStep(const ChunkReader<kCodes>& reader, int step, const uint2& scale, Fragment<kCodes>& operand) const {
     const uint32_t zero[2] = {zero_, zero_};
     reader.Decode(step, zero, operand);
+    if constexpr (kCodes == Codes::kBf16) {
+      // Else the operand would be the registers that chunks are loaded into, while a product still reads them.
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) operand[0][reg] ^= zero_;
+    }
     if constexpr (kSlots > 0) {
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) operand[0][reg] = MultiplyPair(operand[0][reg], reg % 2 == 0 ? scale.x : scale.y);
@@ -184,7 +186,7 @@ class HopperMath {
   const HopperWorkList& list_;
   const Ring<Layout> ring_;
   const int blocks_, slots_;
-  const uint32_t zero_;                   // as ChunkReader wants it
+  const uint32_t zero_;                    // as ChunkReader wants it; of bf16 a 0 that the compiler does not know
   const uint32_t weights_at_, scales_at_;  // in a stage, of the thread's first half
   RingPlace<Layout::kStages> place_;
   Fragment<kCodes> operand_[kOperands];
@@ -243,8 +245,11 @@ template <Codes kCodes>
 cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.tokens) {
     case 32: return LaunchHopperTiles<kCodes, 32>(launch, args, sort, stream);
+    case 48: return LaunchHopperTiles<kCodes, 48>(launch, args, sort, stream);
     case 64: return LaunchHopperTiles<kCodes, 64>(launch, args, sort, stream);
+    case 96: return LaunchHopperTiles<kCodes, 96>(launch, args, sort, stream);
     case 128: return LaunchHopperTiles<kCodes, 128>(launch, args, sort, stream);
+    case 160: return LaunchHopperTiles<kCodes, 160>(launch, args, sort, stream);
     case 256: return LaunchHopperTiles<kCodes, 256>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }

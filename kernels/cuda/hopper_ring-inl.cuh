@@ -27,7 +27,7 @@ constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 template <Codes kCodes, int kTokens>
 struct HopperLayout {
   static constexpr int kTiles = kTokens > 128 ? 1 : 2;              // row tiles, as the registers for sums allow
-  static constexpr int kHalves = kTokens == 128 ? 2 : 1;            // of a row tile, of a multiplying warpgroup
+  static constexpr int kHalves = kTokens >= 96 && kTokens <= 128 ? 2 : 1;  // of a row tile, of a multiplying warpgroup
   static constexpr int kMathGroups = 2 * kTiles / kHalves;          // warpgroups
   static constexpr int kThreads = (1 + kMathGroups) * kTileThreads;
   static constexpr int kRowBytes = kBlockDepth * 2;

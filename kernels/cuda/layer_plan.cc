@@ -1,6 +1,7 @@
 #include "kernels/cuda/layer_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/activation_quant.h"
@@ -148,22 +149,30 @@ bool HopperDecodes(const WeightScheme& weights) {
 
 }  // namespace
 
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
-  const int64_t fewest = 12;  // rows of an expert on average, as measured on an H200 (docs/performance.md)
-  if (slots < fewest * std::min(slots, experts)) return 0;
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
+  const int64_t reached = std::min(slots, experts);
+  if (slots < kFewestHopperRows * reached) return 0;
+  // Rows are multiplied in whole tiles. An expert's rows are taken as normally distributed, as random routing makes them; a tile
+  // costs some rows more than it has, for its weights.
+  constexpr double kTileCost = 40;
+  const double mean = static_cast<double>(slots) / static_cast<double>(reached), deviation = std::sqrt(mean);
+  int32_t best = 0;
+  double least = 0;
   for (const int rows : kHopperTileRowChoices) {
-    // Half as many again as an expert has on average; the widest tiles only where most of them are full.
-    const int64_t most = rows == 128 ? 192 : rows * 2 / 3;
-    if (slots <= most * experts) return rows;
+    double tiles = 1;
+    for (int full = 1; full * rows < mean + 4 * deviation; ++full) {
+      tiles += std::erfc((full * rows - mean) / deviation / std::sqrt(2.0)) / 2;  // an expert with more than so many full tiles
+    }
+    const double cost = tiles * (rows + kTileCost);
+    if (best == 0 || cost < least) best = rows, least = cost;
   }
-  return kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
+  return best;
 }
 
-int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts) {
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
   const int64_t reached = std::min(slots, experts);
-  constexpr int64_t kMostRows = 12;   // of an expert on average; above, several tiles decode its weights
-  constexpr int64_t kMostOfEight = 5; // the same for tiles of 8
-  if (slots > kMostRows * reached) return 0;
+  constexpr int64_t kMostOfEight = 5;  // rows of an expert on average for tiles of 8
+  if (slots > (decoded ? kMostFewRows : kFewestHopperRows) * reached) return 0;
   return kFewRowsTileRowChoices[slots > kMostOfEight * reached ? 1 : 0];
 }
 
@@ -200,17 +209,6 @@ bool HopperRounds(const QuantScheme& scheme) {
   return false;
 }
 
-bool FitsHopperW8A8(const QuantScheme& scheme) {
-  for (const LinearScheme* linear : {&scheme.gate, &scheme.up, &scheme.down}) {
-    const ActivationScheme& input = linear->input;
-    const bool by_row = input.mode == ActivationMode::kStatic || (input.mode == ActivationMode::kDynamic && input.group.cols == 0);
-    const bool eight_bits = input.element == ElementType::kInt8 || input.element == ElementType::kFp8E4m3;
-    const bool one_scale = !IsUnquantized(linear->weights.element) && linear->weights.group.cols == 0 && !linear->weights.act_order;
-    if (!by_row || !eight_bits || !one_scale || !HopperDecodes(linear->weights)) return false;
-  }
-  return true;
-}
-
 PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hopper, int64_t rows, int64_t slots, DType dtype,
                           size_t begin) {
   Cursor cursor(begin);
@@ -233,7 +231,7 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hoppe
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
   w.totals = take(2, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));
-  if (FitsHopper(desc.scheme) || FitsHopperW8A8(desc.scheme)) {
+  if (FitsHopper(desc.scheme)) {
     // As much as any smaller call takes, whatever ranges this one has: a lane's memory is that of the largest call.
     int64_t partials = 0;
     for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {

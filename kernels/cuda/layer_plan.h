@@ -80,12 +80,15 @@ int64_t SortScratch(int64_t slots, int64_t experts);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// The same for Hopper's own products, and 0 where the rows of an expert are too few for them to be the faster ones. `decoded`:
-// weights are codes and not bf16.
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts, bool decoded);
+// Rows of an expert on average, as measured on an H200 (docs/performance.md): the fewest for Hopper's products, and the most for the
+// product for few rows where weights are codes, which more tiles of it decode again. Of bf16 weights it has none above the fewest.
+inline constexpr int64_t kFewestHopperRows = 12, kMostFewRows = 20;
 
-// Rows of a tile for the product of few rows, and 0 where experts have more on average than it is for.
-int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts);
+// The same for Hopper's own products, and 0 where experts have too few rows on average.
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts);
+
+// The same for the product for few rows, and 0 where experts have too many. `decoded`: weights are codes and not bf16.
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, bool decoded);
 
 // Ranges that the product for few rows cuts the inputs of a matrix into, for `tiles` tiles of rows: enough for kFewRowsBlocks
 // thread blocks, each with kFewestRangeBlocks blocks of inputs or more. Above 1 there are less than twice as many thread blocks.
@@ -94,9 +97,6 @@ int32_t FewRowsRanges(int64_t tiles, const PackedShape& shape);
 
 // Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);
-// The same for quantized inputs: int8 or FP8 with one scale a row, times codes under one scale a feature, so that products are
-// exact.
-bool FitsHopperW8A8(const QuantScheme& scheme);
 
 // Whether Hopper's products round weights of the layer: code times scale, where a feature has scales of several groups.
 bool HopperRounds(const QuantScheme& scheme);

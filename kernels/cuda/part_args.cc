@@ -52,11 +52,8 @@ class PartFiller {
     const bool grouped = HasGroups(plan_.gate_x) || HasGroups(plan_.down_h) || (!plan_.paired && HasGroups(plan_.up_x));
     sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     if (!moe_.hopper() || terms || grouped) return;
-    // Products of bytes are the faster ones where there are rows for Hopper's.
-    const bool bytes = plan_.gate_x.bytes && plan_.down_h.bytes && (plan_.paired || plan_.up_x.bytes);
-    const int32_t many = bytes ? 0 : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
-    const int32_t few = many > 0 ? 0 : FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts);
-    if (many == 0 && few == 0) return;
+    const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
+    const int32_t many = few > 0 ? 0 : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts);
     product_ = many > 0 ? Product::kHopper : Product::kFewRows;
     sort->tile_rows = many > 0 ? many : few;
     if (few > 0) sort->finished = At<uint32_t>(w_.finished);

@@ -273,8 +273,7 @@ TEST_CASE(
     const bool own = text.find("zero points") == std::string::npos && text[0] != 'f' && text.find("A4") == std::string::npos &&
                      text.find("A8") == std::string::npos;
     const bool fp8 = text.substr(0, 3) == "fp8";
-    if (!fp8) CHECK(layer.choice == (own ? "cuda_wna16" : VerdictOf(layer, "cuda_w8a8").ok() ? "cuda_w8a8" : "cuda_generic"));
-    if (text == "int8 W8A8") CHECK(layer.choice == "cuda_w8a8");
+    if (!fp8) CHECK(layer.choice == (own ? "cuda_wna16" : "cuda_generic"));
     CHECK((layer.choice == "cuda_wna16") == VerdictOf(layer, "cuda_wna16").ok());
     const LayerExplanation other = Explained(model.path(), a100);
     CHECK(HasReason(VerdictOf(other, "cuda_wna16"), "gpu_unsupported", "the GPU has 8.0"));

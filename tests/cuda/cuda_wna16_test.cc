@@ -1,4 +1,4 @@
-// cuda_wna16 and cuda_w8a8 against the judge on the GPU: wgmma's products and those for few rows, with every kind of codes, group
+// cuda_wna16 against the judge on the GPU: wgmma's products and those for few rows, with every kind of codes, group
 // and size of tile, and where a call falls back on the products of cuda_generic.
 #include <catch2/catch.hpp>
 
@@ -132,7 +132,7 @@ TEST_CASE("cuda_wna16: few rows that all go to one expert, or to none, and repea
       if (rows != 9 && rows != 64) continue;
       const auto first = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
       REQUIRE(first.ok());
-      for (int repeat = 0; repeat < 50; ++repeat) CHECK(*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first);
+      for (int repeat = 0; repeat < 50; ++repeat) CHECK((*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first));
     }
   }
 }
@@ -187,36 +187,12 @@ TEST_CASE("cuda_wna16: repeats are bitwise equal, equal rows too, and NaN stays 
     const auto first = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
     REQUIRE(first.ok());
     CHECK(std::memcmp(first->data(), first->data() + 399 * 320, 320 * sizeof(float)) == 0);
-    for (int repeat = 0; repeat < 50; ++repeat) CHECK(*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first);
+    for (int repeat = 0; repeat < 50; ++repeat) CHECK((*RunOnGpu(layer.moe(), batch.view(), DType::kF32) == *first));
     reinterpret_cast<uint16_t*>(batch.x.data())[7 * 320 + 3] = 0x7FC0;
     const auto dirty = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
     REQUIRE(dirty.ok());
     for (int64_t row = 0; row < 400; ++row) {
       CHECK((std::memcmp(first->data() + row * 320, dirty->data() + row * 320, 320 * sizeof(float)) == 0) == (row != 7));
-    }
-  }
-}
-
-TEST_CASE("cuda_w8a8: 8-bit activations with one scale a row agree with the judge that quantizes in the same way") {
-  if (!HaveGpu()) return Skip("no GPU");
-  const Backend& backend = *cuda::CudaBackends()[1];
-  REQUIRE(backend.Name() == "cuda_w8a8");
-  uint64_t seed = 5500;
-  for (ElementType element : {ElementType::kInt8, ElementType::kFp8E4m3}) {
-    for (ActivationMode mode : {ActivationMode::kDynamic, ActivationMode::kStatic}) {
-      for (GroupShape group : {GroupShape{1, 0}, GroupShape{0, 0}}) {
-        LinearScheme linear;
-        linear.weights = Weights(element, ScaleType::kF32, group);
-        linear.input = testing::Input(mode, element, ScaleType::kF32, {mode == ActivationMode::kDynamic ? 1 : 0, 0});
-        MoeDesc desc = MakeDesc(3, 2, 320, 192, UniformScheme(linear));
-        desc.max_tokens = 2048;
-        desc.biases = group.rows == 0;
-        const JudgedLayer layer(desc, ++seed, backend);
-        // Float32 sums in another order move few values over a rounding border, fewer still by a whole code of E4M3.
-        const double bound = element == ElementType::kInt8 ? 0.02 : 0.06;
-        for (int64_t rows : {1, 2, 8, 16, 33, 100, 129, 300, 1000}) layer.Compare(rows, DType::kBf16, bound, seed + 1);
-        layer.Compare(300, DType::kF32, bound, seed + 2);
-      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "kernels/cuda/call_sizes.h"
@@ -90,8 +91,8 @@ int64_t TilesOf(const std::vector<int64_t>& counts, int64_t tile_rows) {
 // What the product for few rows leaves of its ranges in a call of up to `slots` slots, at most.
 size_t PartialBytes(const LayerPlan& plan, const MoeDesc& desc, int64_t slots) {
   size_t most = 0;
-  for (int64_t of = 1; of <= std::min<int64_t>(slots, 12 * desc.num_experts); ++of) {
-    const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts);
+  for (int64_t of = 1; of <= std::min<int64_t>(slots, kMostFewRows * desc.num_experts); ++of) {
+    const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts, true);
     if (rows == 0) continue;
     const int64_t tiles = TileCapacity(of, desc.num_experts, rows);
     for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
@@ -117,10 +118,8 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   for (bool terms : {false, true}) {
     tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, terms)));
   }
-  for (bool decoded : {false, true}) {
-    const int32_t hopper_rows = HopperTileRowsFor(slots, desc.num_experts, decoded);
-    if (hopper_rows > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, hopper_rows));
-  }
+  const int32_t hopper_rows = HopperTileRowsFor(slots, desc.num_experts);
+  if (hopper_rows > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, hopper_rows));
   const size_t experts = static_cast<size_t>(desc.num_experts), blocks = static_cast<size_t>(SortBlocks(slots, desc.num_experts));
   std::vector<Array> arrays = {{"count", w.count, experts * std::max<size_t>(blocks, 2) * 4},
                                {"source", w.source, s * 4},
@@ -136,7 +135,7 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
                                {"h_operand", w.h_operand, operand(plan.down_h, plan.down, TermsOfH(dtype))},
                                {"h_scales", w.h_scales, scales(plan.down_h)},
                                {"y", w.y, s * static_cast<size_t>(desc.hidden) * 4}};
-  if (FitsHopper(desc.scheme) || FitsHopperW8A8(desc.scheme)) {
+  if (FitsHopper(desc.scheme)) {
     arrays.push_back({"finished", w.finished, kFewRowsBlocks * 4});
     arrays.push_back({"partials", w.partials, PartialBytes(plan, desc, slots)});
   }
@@ -207,24 +206,25 @@ TEST_CASE("layer plan: tiles hold half as many rows again as experts have on ave
 }
 
 TEST_CASE("layer plan: Hopper's tiles are for experts of 12 rows on average, in the sizes that exist") {
-  const int32_t most = kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
-    const bool decoded = experts % 4 == 0;
-    int32_t last = 0;
     for (int64_t slots = 1; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
-      const int32_t rows = HopperTileRowsFor(slots, experts, decoded);
-      if (slots < (decoded ? 64 : 12) * std::min(slots, experts)) {
-        REQUIRE(rows == 0);
-        continue;
-      }
+      const int32_t rows = HopperTileRowsFor(slots, experts);
+      REQUIRE((rows == 0) == (slots < kFewestHopperRows * std::min(slots, experts)));
+      if (rows == 0) continue;
       REQUIRE(std::find(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) !=
               std::end(kHopperTileRowChoices));
-      REQUIRE(rows >= last);
-      if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
-      last = rows;
     }
-    CHECK(last == most);
   }
+}
+
+TEST_CASE("layer plan: nearly all experts of a random routing fit Hopper's tile, until they are more than the widest holds") {
+  for (int64_t mean : {12, 20, 32, 64, 100, 128}) {
+    const int32_t rows = HopperTileRowsFor(mean * 64, 64);
+    INFO(mean << " rows an expert: tiles of " << rows);
+    CHECK(rows >= mean + static_cast<int64_t>(std::sqrt(static_cast<double>(mean))));
+    CHECK(rows <= 2 * mean + 16);
+  }
+  CHECK(HopperTileRowsFor(2048 * 8, 8) == 256);
 }
 
 TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {
@@ -244,13 +244,15 @@ TEST_CASE("layer plan: the sort has one block for few slots or very many experts
   CHECK(SortBlocks(16384, 256) == 16);
 }
 
-TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on average, in the sizes that exist") {
+TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on average, 20 of codes, in the sizes that exist") {
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
-    for (int64_t slots = 1; slots <= 20 * experts; slots += std::max<int64_t>(1, experts / 3)) {
+    for (int64_t slots = 1; slots <= 30 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       const int64_t reached = std::min(slots, experts);
-      const int32_t rows = FewRowsTileRowsFor(slots, experts);
-      REQUIRE((rows == 0) == (slots > 12 * reached));
-      if (rows > 0) REQUIRE(rows == (slots > 5 * reached ? 16 : 8));
+      for (bool decoded : {false, true}) {
+        const int32_t rows = FewRowsTileRowsFor(slots, experts, decoded);
+        REQUIRE((rows == 0) == (slots > (decoded ? 20 : 12) * reached));
+        if (rows > 0) REQUIRE(rows == (slots > 5 * reached ? 16 : 8));
+      }
     }
   }
 }
