@@ -42,7 +42,7 @@ class HopperMath {
         ring_(ring),
         blocks_(w_.blocks),
         slots_(ScaledSlots<kCodes>(w_)),
-        zero_(kCodes == Codes::kBf16 ? Opaque(0) : ZeroOperand<kCodes>(w_.zero)),
+        zero_(kCodes == Codes::kBf16 ? w_.zero : ZeroOperand<kCodes>(w_.zero)),
         weights_at_(Layout::kWeights + tile() * BlockBytes(kCodes) +
                     (first_half() * kTileThreads + threadIdx.x % kTileThreads) * kChunkBytes),
         scales_at_(Layout::kScales + tile() * Layout::kScaleBytes + first_half() * Layout::kHalfBytes +
@@ -143,9 +143,11 @@ class HopperMath {
     const uint32_t zero[2] = {zero_, zero_};
     reader.Decode(step, zero, operand);
     if constexpr (kCodes == Codes::kBf16) {
-      // Else the operand would be the registers that chunks are loaded into, while a product still reads them.
+      // By an operation with a 0 that the compiler does not know: else the operand would be the registers that chunks are loaded
+      // into, while a product still reads them.
 #pragma unroll
-      for (int reg = 0; reg < 4; ++reg) operand[0][reg] ^= zero_;
+      for (int reg = 0; reg < 4; ++reg)
+        asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(operand[0][reg]) : "r"(operand[0][reg]), "r"(zero_));
     }
     if constexpr (kSlots > 0) {
 #pragma unroll
@@ -186,7 +188,7 @@ class HopperMath {
   const HopperWorkList& list_;
   const Ring<Layout> ring_;
   const int blocks_, slots_;
-  const uint32_t zero_;                    // as ChunkReader wants it; of bf16 a 0 that the compiler does not know
+  const uint32_t zero_;                    // as ChunkReader wants it; of bf16 a 0
   const uint32_t weights_at_, scales_at_;  // in a stage, of the thread's first half
   RingPlace<Layout::kStages> place_;
   Fragment<kCodes> operand_[kOperands];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <cstdint>
 
 #include "kernels/activation_quant.h"
@@ -131,13 +132,43 @@ int32_t SortBlocks(int64_t slots, int64_t experts) {
 
 int64_t SortScratch(int64_t slots, int64_t experts) { return std::max<int64_t>(2, SortBlocks(slots, experts)) * experts; }
 
-int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
-  const int most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
-  // Half as many again as an expert has on average: most experts then fit one tile.
-  for (const int rows : kTileRowChoices) {
-    if (rows == most || 2 * rows * experts >= 3 * slots) return rows;
+namespace {
+
+// Tiles of `rows` rows that an expert makes on average. Its rows are taken as normally distributed, as random routing makes them.
+double ExpectedTiles(double mean, int rows) {
+  const double deviation = std::sqrt(mean);
+  if (deviation > 2 * rows) return mean / rows + 0.5;
+  const int surely = std::max(0, static_cast<int>((mean - 4 * deviation) / rows));
+  double tiles = 1 + surely;
+  for (int full = surely + 1; full * rows < mean + 4 * deviation; ++full) {
+    tiles += std::erfc((full * rows - mean) / deviation / std::sqrt(2.0)) / 2;  // an expert with more than so many full tiles
   }
-  return most;
+  return tiles;
+}
+
+// The cheapest of `choices` up to `most` for experts of `mean` rows: rows are multiplied in whole tiles, and a tile costs as much as
+// so many rows more, for its weights.
+int32_t CheapestTile(std::span<const int> choices, int most, double mean, double tile_cost) {
+  int32_t best = 0;
+  double least = 0;
+  for (const int rows : choices) {
+    if (rows > most) break;
+    const double cost = ExpectedTiles(mean, rows) * (rows + tile_cost);
+    if (best == 0 || cost < least) best = rows, least = cost;
+  }
+  return best;
+}
+
+double MeanRows(int64_t slots, int64_t experts) {
+  return slots == 0 ? 0.0 : static_cast<double>(slots) / static_cast<double>(std::min(slots, experts));
+}
+
+}  // namespace
+
+int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
+  constexpr double kTileCost = 16;
+  const int most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
+  return CheapestTile(kTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }
 
 namespace {
@@ -150,23 +181,10 @@ bool HopperDecodes(const WeightScheme& weights) {
 }  // namespace
 
 int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
-  const int64_t reached = std::min(slots, experts);
-  if (slots < kFewestHopperRows * reached) return 0;
-  // Rows are multiplied in whole tiles. An expert's rows are taken as normally distributed, as random routing makes them; a tile
-  // costs some rows more than it has, for its weights.
   constexpr double kTileCost = 40;
-  const double mean = static_cast<double>(slots) / static_cast<double>(reached), deviation = std::sqrt(mean);
-  int32_t best = 0;
-  double least = 0;
-  for (const int rows : kHopperTileRowChoices) {
-    double tiles = 1;
-    for (int full = 1; full * rows < mean + 4 * deviation; ++full) {
-      tiles += std::erfc((full * rows - mean) / deviation / std::sqrt(2.0)) / 2;  // an expert with more than so many full tiles
-    }
-    const double cost = tiles * (rows + kTileCost);
-    if (best == 0 || cost < least) best = rows, least = cost;
-  }
-  return best;
+  if (slots < kFewestHopperRows * std::min(slots, experts)) return 0;
+  const int most = kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
+  return CheapestTile(kHopperTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }
 
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, bool decoded) {

@@ -178,22 +178,21 @@ TEST_CASE("layer plan: a call never makes more tiles than its capacity, and the 
   CHECK(TileCapacity(0, 5, 8) == 0);
 }
 
-TEST_CASE("layer plan: tiles hold half as many rows again as experts have on average, where such tiles exist") {
+TEST_CASE("layer plan: tiles hold what most experts of a random routing have, where such tiles exist") {
   for (bool terms : {false, true}) {
     const int32_t most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
     for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
-      int32_t last = 0;
       for (int64_t slots = 0; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
         const int32_t rows = TileRowsFor(slots, experts, terms);
         REQUIRE(std::find(std::begin(kTileRowChoices), std::end(kTileRowChoices), rows) != std::end(kTileRowChoices));
-        REQUIRE((rows >= last && rows <= most));
-        if (rows < most) REQUIRE(2 * rows * experts >= 3 * slots);
-        if (rows > kTileRowChoices[0]) REQUIRE(rows * experts < 3 * slots);  // the next smaller choice was too small
-        last = rows;
+        REQUIRE(rows <= most);
+        const int64_t mean = slots == 0 ? 0 : slots / std::min(slots, experts);
+        if (mean <= 40) REQUIRE((rows == most || rows >= mean));
+        if (mean <= 4) REQUIRE(rows == kTileRowChoices[0]);
       }
-      CHECK(last == most);
     }
     CHECK(TileRowsFor(int64_t{1} << 30, 65535, terms) == most);
+    CHECK(TileRowsFor(int64_t{1} << 30, 1, terms) == most);
   }
   // A smaller tile never needs less room in the list of tiles.
   for (int64_t experts : {1, 7, 65535}) {
@@ -224,7 +223,7 @@ TEST_CASE("layer plan: nearly all experts of a random routing fit Hopper's tile,
     CHECK(rows >= mean + static_cast<int64_t>(std::sqrt(static_cast<double>(mean))));
     CHECK(rows <= 2 * mean + 16);
   }
-  CHECK(HopperTileRowsFor(2048 * 8, 8) == 256);
+  CHECK(HopperTileRowsFor(2048 * 8, 8) >= 128);
 }
 
 TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {
