@@ -166,7 +166,7 @@ double MeanRows(int64_t slots, int64_t experts) {
 }  // namespace
 
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms) {
-  constexpr double kTileCost = 16;
+  constexpr double kTileCost = 24;
   const int most = terms ? kMostTermRows : kTileRowChoices[std::size(kTileRowChoices) - 1];
   return CheapestTile(kTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }
