@@ -43,15 +43,13 @@ class PartFiller {
     return reinterpret_cast<T*>(base_ + offset);
   }
   bool batched() const { return input_.counts != nullptr; }
-  static bool HasGroups(const OperandPlan& plan) { return plan.has_scales() && plan.scale_steps > 0; }
 
-  // Which products run, and the rows of their tiles.
+  // Which products run, and the rows of their tiles. Layers of cuda_wna16 have inputs that are not quantized (FitsHopper).
   void ChooseProducts(SortArgs* sort) {
     const bool terms = plan_.gate_x.terms(TermsOf(input_.dtype)) > 1 || plan_.down_h.terms(TermsOfH(input_.dtype)) > 1 ||
                        (!plan_.paired && plan_.up_x.terms(TermsOf(input_.dtype)) > 1);
-    const bool grouped = HasGroups(plan_.gate_x) || HasGroups(plan_.down_h) || (!plan_.paired && HasGroups(plan_.up_x));
     sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
-    if (!moe_.hopper() || terms || grouped) return;
+    if (!moe_.hopper() || terms) return;
     const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
     const int32_t many = few > 0 ? 0 : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts);
     product_ = many > 0 ? Product::kHopper : Product::kFewRows;

@@ -24,6 +24,7 @@ using testing::JudgedLayer;
 using testing::MakeDesc;
 using testing::RandomBatch;
 using testing::RunOnGpu;
+using testing::SameBits;
 using testing::Skip;
 using testing::Weights;
 
@@ -63,8 +64,6 @@ std::vector<WeightScheme> MainSchemes() {
   all.back().global_scale = GlobalScale::kMultiplier;
   return all;
 }
-
-bool SameBits(const float* a, const float* b, int64_t n) { return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0; }
 
 }  // namespace
 
@@ -238,17 +237,7 @@ TEST_CASE("cuda_generic: a row's bits depend on that row only, whatever the comp
     const JudgedLayer layer(Desc(4, 2, 192, 160, scheme), ++seed, Generic());
     for (DType dtype : {DType::kBf16, DType::kF32}) {
       const RandomBatch all(layer.desc(), 400, 2, dtype, seed);
-      const auto together = RunOnGpu(layer.moe(), all.view(), DType::kF32);
-      REQUIRE(together.ok());
-      for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 1}, {5, 3}, {17, 40}, {100, 150}}) {
-        MoeBatch part = all.view();
-        part.x = part.x.slice(first, rows);
-        part.ids = part.ids.subspan(static_cast<size_t>(first * 2), static_cast<size_t>(rows * 2));
-        part.weights = part.weights.subspan(static_cast<size_t>(first * 2), static_cast<size_t>(rows * 2));
-        const auto alone = RunOnGpu(layer.moe(), part, DType::kF32);
-        REQUIRE(alone.ok());
-        CHECK(SameBits(alone->data(), together->data() + first * 192, rows * 192));
-      }
+      layer.CompareParts(all.view(), {{0, 1}, {5, 3}, {17, 40}, {100, 150}});
     }
   }
 }

@@ -4,6 +4,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <cstring>
+
 #include "kernels/convert.h"
 #include "kernels/cuda/cuda_backends.h"
 #include "kernels/cuda/cuda_lane.h"
@@ -66,6 +68,8 @@ absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBat
   return result;
 }
 
+bool SameBits(const float* a, const float* b, int64_t n) { return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0; }
+
 std::unique_ptr<PreparedMoe> JudgeOf(const MoeDesc& desc, const ExpertReader& experts) {
   return PrepareOn(cuda::ReferenceBackend(), desc, experts);
 }
@@ -88,6 +92,22 @@ double JudgedLayer::CompareBatch(const MoeBatch& batch, double bound) const {
                               << " M=" << batch.x.rows << " " << DTypeName(batch.x.dtype) << ": " << judgement.reason);
   CHECK(judgement.passed);
   return judgement.worst;
+}
+
+void JudgedLayer::CompareParts(const MoeBatch& batch, const std::vector<std::pair<int64_t, int64_t>>& parts) const {
+  const auto together = RunOnGpu(*moe_, batch, DType::kF32);
+  REQUIRE(together.ok());
+  for (const auto& [first, rows] : parts) {
+    const size_t slot = static_cast<size_t>(first * batch.top_k), slots = static_cast<size_t>(rows * batch.top_k);
+    MoeBatch part = batch;
+    part.x = batch.x.slice(first, rows);
+    part.ids = batch.ids.subspan(slot, slots);
+    part.weights = batch.weights.subspan(slot, slots);
+    const auto alone = RunOnGpu(*moe_, part, DType::kF32);
+    REQUIRE(alone.ok());
+    INFO(Describe(desc_.scheme) << " rows " << first << " to " << first + rows - 1 << " of " << batch.x.rows);
+    CHECK(SameBits(alone->data(), together->data() + first * desc_.hidden, rows * desc_.hidden));
+  }
 }
 
 }  // namespace moed::testing

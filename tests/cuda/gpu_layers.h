@@ -3,7 +3,9 @@
 #ifndef MOED_TESTS_CUDA_GPU_LAYERS_H_
 #define MOED_TESTS_CUDA_GPU_LAYERS_H_
 
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/accelerator.h"
@@ -23,6 +25,9 @@ void PoisonLane(Lane& lane, size_t bytes);
 // `batch` through `moe` on GpuLane() with poisoned workspace and output, as float32.
 absl::StatusOr<std::vector<float>> RunOnGpu(const PreparedMoe& moe, const MoeBatch& batch, DType dtype);
 
+// Whether `n` floats have the same bits, which tells NaN and the sign of zeros.
+bool SameBits(const float* a, const float* b, int64_t n);
+
 // `experts` on the judge.
 std::unique_ptr<PreparedMoe> JudgeOf(const MoeDesc& desc, const ExpertReader& experts);
 
@@ -34,6 +39,8 @@ class JudgedLayer {
   // `rows` random rows in `dtype`, output in float32: the largest relative error of a row, which must be within `bound`.
   double Compare(int64_t rows, DType dtype, double bound, uint64_t seed) const;
   double CompareBatch(const MoeBatch& batch, double bound) const;
+  // Rows [first, first + count) of `batch` by themselves must give the bits that they have in its company.
+  void CompareParts(const MoeBatch& batch, const std::vector<std::pair<int64_t, int64_t>>& parts) const;
 
   const PreparedMoe& moe() const { return *moe_; }
   const PreparedMoe& judge() const { return *judge_; }
