@@ -13,6 +13,11 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> SharedCache::Open(const Shar
     return entries_.back().second;
   }
   absl::StatusOr<std::unique_ptr<SharedMemory>> opened = accelerator_.OpenShared(handle);
+  if (absl::IsAlreadyExists(opened.status())) {
+    CloseIdle();  // which one stands in the way, nobody tells
+    opened = accelerator_.OpenShared(handle);
+  }
+  if (absl::IsAlreadyExists(opened.status())) return absl::InvalidArgumentError(opened.status().message());
   if (!opened.ok()) return opened.status();
   if (entries_.size() == kMaxOpen) {
     dropped = std::move(entries_.front().second);
@@ -20,6 +25,10 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> SharedCache::Open(const Shar
   }
   entries_.emplace_back(handle, *std::move(opened));
   return entries_.back().second;
+}
+
+void SharedCache::CloseIdle() {
+  std::erase_if(entries_, [](const Entry& entry) { return entry.second.use_count() == 1; });
 }
 
 }  // namespace moed

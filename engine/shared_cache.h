@@ -21,11 +21,15 @@ class SharedCache {
 
   explicit SharedCache(Accelerator& accelerator) : accelerator_(accelerator) {}
 
-  // The memory of `handle`. Errors as Accelerator::OpenShared.
+  // The memory of `handle`. What is only kept for later calls makes way for it; INVALID_ARGUMENT when what stands in its way is in
+  // use by a call, whose memory was freed too early then. Other errors as Accelerator::OpenShared.
   absl::StatusOr<std::shared_ptr<const SharedMemory>> Open(const SharedHandle& handle);
 
  private:
   using Entry = std::pair<SharedHandle, std::shared_ptr<const SharedMemory>>;
+
+  // Closes what no call uses. Needs the lock.
+  void CloseIdle();
 
   Accelerator& accelerator_;
   std::mutex mutex_;

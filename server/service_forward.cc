@@ -72,7 +72,9 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
   if (!uses_gpu_) job->request->CopyHidden();  // processors have other work than to copy, or to wait for who does
   job->queued = steady_clock::now();
   absl::Status status = call->Queue(queue_, [this, job](WorkQueue::Duration) {
-    job->call->Done(RunForward(job.get()));
+    const absl::Status ran = RunForward(job.get());
+    job->hidden_memory.reset(), job->output_memory.reset();  // before the answer, after which their owner may free them
+    job->call->Done(ran);
     return WorkQueue::Next::kDone;
   });
   // After the call was queued: a compute thread that is free helps.

@@ -157,8 +157,10 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const Share
   void* data = nullptr;
   const cudaError_t error = cudaIpcOpenMemHandle(&data, cuda_handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
-    cudaGetLastError();  // about this handle, not about the device
-    return absl::InvalidArgumentError(absl::StrCat("CUDA IPC handle: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+    cudaGetLastError();  // about this handle, unless the device failed meanwhile
+    if (healthy = Health(); !healthy.ok()) return healthy;
+    const std::string text = absl::StrCat("CUDA IPC handle: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
+    return error == cudaErrorAlreadyMapped ? absl::AlreadyExistsError(text) : absl::InvalidArgumentError(text);
   }
   auto memory = std::make_unique<CudaSharedMemory>(data, AllocationBytes(data));
   if (memory->bytes() == 0) return absl::InvalidArgumentError("CUDA IPC handle: the driver does not tell how large its memory is");

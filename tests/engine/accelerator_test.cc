@@ -450,6 +450,29 @@ TEST_CASE("Device memory of others is opened once, kept for 64 allocations, and 
   CHECK(absl::IsUnavailable(engine.OpenShared("m", files.layer, of_x).status()));
 }
 
+TEST_CASE("Device memory that its owner freed and allocated again is opened: what is kept of it makes way, unless a call uses it") {
+  const Files files(SharedModel());
+  Bench bench;
+  bench.Load(files);
+  std::vector<std::byte> one(64), other(64);
+  const SharedHandle beside = bench.puppet.Share(other.data(), other.size()), first = bench.puppet.Share(one.data(), one.size());
+  const SharedHandle second = bench.puppet.ShareAgain(first);
+  const auto open = [&](const SharedHandle& handle) { return bench.engine->OpenShared("m", files.layer, handle); };
+  const auto held = open(beside);
+  {
+    const auto used = open(first);
+    REQUIRE((held.ok() && used.ok()));
+    const absl::Status refused = open(second).status();
+    CHECK(absl::IsInvalidArgument(refused));
+    CHECK_THAT(std::string(refused.message()), Contains("what was there before is open"));
+    CHECK(open(first).ok());
+  }
+  CHECK(open(second).ok());
+  CHECK(open(beside).ok());
+  CHECK(bench.puppet.counts().opened == 3);  // what a call used was not closed
+  CHECK(bench.puppet.counts().open_alive == 2);
+}
+
 TEST_CASE("The cache of pinned memory stays within its limit: free buffers go first, then the heap gives") {
   PuppetAccelerator puppet;
   auto cache = std::make_shared<PinnedCache>(puppet);

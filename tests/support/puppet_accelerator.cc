@@ -80,14 +80,22 @@ class PuppetPinned : public PinnedBuffer {
 
 class PuppetShared : public SharedMemory {
  public:
-  PuppetShared(std::byte* data, size_t bytes, std::atomic<int>* alive) : data_(data), bytes_(bytes), alive_(alive) { ++*alive_; }
-  ~PuppetShared() override { --*alive_; }
+  PuppetShared(std::byte* data, size_t bytes, std::shared_ptr<std::atomic<int>> open, std::atomic<int>* alive)
+      : data_(data), bytes_(bytes), open_(std::move(open)), alive_(alive) {
+    ++*open_;
+    ++*alive_;
+  }
+  ~PuppetShared() override {
+    --*open_;
+    --*alive_;
+  }
   void* data() const override { return data_; }
   size_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const size_t bytes_;
+  const std::shared_ptr<std::atomic<int>> open_;
   std::atomic<int>* const alive_;
 };
 
@@ -254,7 +262,20 @@ SharedHandle PuppetAccelerator::Share(std::byte* data, size_t bytes) {
   SharedHandle handle{};
   const size_t number = shared_.size() + 1;
   std::memcpy(handle.data(), &number, sizeof(number));
-  shared_[handle] = {data, bytes};
+  shared_[handle].data = data;
+  shared_[handle].bytes = bytes;
+  return handle;
+}
+
+SharedHandle PuppetAccelerator::ShareAgain(const SharedHandle& old) {
+  Shared before;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    before = shared_.at(old);
+  }
+  const SharedHandle handle = Share(before.data, before.bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  shared_[handle].in_way = before.open;
   return handle;
 }
 
@@ -303,8 +324,10 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> PuppetAccelerator::OpenShared(cons
   std::lock_guard<std::mutex> lock(mutex_);
   const auto at = shared_.find(handle);
   if (at == shared_.end()) return absl::InvalidArgumentError("puppet: no such handle");
+  const Shared& shared = at->second;
+  if (shared.in_way != nullptr && *shared.in_way > 0) return absl::AlreadyExistsError("puppet: what was there before is open");
   ++counts_.opened;
-  return std::make_unique<PuppetShared>(at->second.first, at->second.second, &counts_.open_alive);
+  return std::make_unique<PuppetShared>(shared.data, shared.bytes, shared.open, &counts_.open_alive);
 }
 
 PuppetBackend::PuppetBackend(PuppetAccelerator* accelerator, const std::string& name) : accelerator_(accelerator), name_(name) {

@@ -46,6 +46,8 @@ class PuppetAccelerator : public Accelerator {
 
   // Memory of "another process", and its made-up handle. `data` must outlive what is opened by it.
   SharedHandle Share(std::byte* data, size_t bytes);
+  // The same memory after its owner freed and allocated it again: another handle, ALREADY_EXISTS while `old` is open.
+  SharedHandle ShareAgain(const SharedHandle& old);
 
   std::string Name() const override { return "puppet"; }
   void Describe(DeviceInfo* device) const override;
@@ -70,7 +72,13 @@ class PuppetAccelerator : public Accelerator {
   absl::Status failure_;
   bool blocked_ = false;
   int stopped_ = 0;
-  std::map<SharedHandle, std::pair<std::byte*, size_t>> shared_;
+  struct Shared {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<std::atomic<int>> open = std::make_shared<std::atomic<int>>(0);
+    std::shared_ptr<const std::atomic<int>> in_way;  // the count of what must not be open; null: nothing
+  };
+  std::map<SharedHandle, Shared> shared_;
 };
 
 // Prepares layers for the puppet with cpu_generic. Needs a device with has_gpu. Both must outlive what is prepared.
