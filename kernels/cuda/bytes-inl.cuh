@@ -376,8 +376,8 @@ cudaError_t LaunchByteTiles(const GemmLaunch& launch, const GemmArgs* args, cons
   const cudaError_t error =
       cudaFuncSetAttribute(Bytes<kCodes, kTokens, kSlotSteps>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  Bytes<kCodes, kTokens, kSlotSteps><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, kBytes, stream>>>(args, sort);
-  return cudaGetLastError();
+  return LaunchAfter(Bytes<kCodes, kTokens, kSlotSteps>, dim3(launch.tiles, launch.row_tiles), kTileThreads, kBytes, stream, args,
+                     sort);
 }
 
 // Every number of rows of one kind of codes and slots.

@@ -66,7 +66,6 @@ struct Operand {
 
 // Making an Operand: rows of x or h, weighted, quantized and put in the order of the weights' positions.
 struct StageArgs {
-  bool skip = false;                // the operand is there already
   const void* x = nullptr;          // [.., cols] with rows `x_stride` elements apart
   DType dtype = DType::kF32;
   int64_t x_stride = 0;
@@ -74,7 +73,6 @@ struct StageArgs {
   int64_t depth = 0;
   bool from_source = false;         // sorted row r reads x row source[r]; else row r reads row r
   bool scatter = false;             // row r is a token's, and is stored as every sorted row of its slots; it has one scale at most
-  bool copies = false;              // nothing is to be done to rows of bf16 but to move them, 16 bytes at a time
   int32_t top_k = 0;                // with `scatter`
   const float* weights = nullptr;   // [S] of slots, multiplied in first; null: none
   ActivationScheme scheme;
@@ -124,13 +122,14 @@ struct GemmArgs {
   Epilogue epilogue = Epilogue::kStore;
   Activation activation;
   float* out = nullptr;            // [sorted][out_stride]; null: out_bf16
-  uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written
+  uint16_t* out_bf16 = nullptr;    // h as the next operand; features up to out_stride are written. Hopper's products: or sums
   int64_t out_stride = 0;
   int64_t out_panel_stride = 0;    // of out_bf16 in panels (Operand)
   // Where inputs are cut into ranges (GemmLaunch): float32 sums [tile][row tile][range][sums of a thread / 4][128 threads][4], and
   // how many ranges of a tile and row tile are done [tile][row tile], 0 before a product and after it.
   float* partials = nullptr;
   uint32_t* finished = nullptr;
+  bool tiles_early = false;  // a kernel stands between the sort and this product: see launch_after-inl.cuh
 };
 
 // h = act(gate, up) of sums that products stored: where gate and up are two products, and for activations that those do not make.
@@ -167,17 +166,22 @@ struct PartArgs {
   ActivateArgs activate;
 };
 
+// What a product stored: sums of sorted rows.
+struct SumRows {
+  const void* data = nullptr;  // [sorted][stride] float32, or bf16
+  int64_t stride = 0;          // elements
+  bool bf16 = false;
+};
+
 // The sum over slots: out[t] = sum_j weights[t, j] y[position[t, j]] + factor[t] shared[t], rounded once.
 struct CombineArgs {
   int32_t rows = 0;
   int32_t top_k = 0;
   int64_t cols = 0;
-  const float* y = nullptr;
-  int64_t y_stride = 0;
+  SumRows y;
   const int32_t* position = nullptr;
   const float* weights = nullptr;   // null: 1
-  const float* shared = nullptr;    // [rows][shared_stride] or null
-  int64_t shared_stride = 0;
+  SumRows shared;                   // of rows of x, or none
   const float* factor = nullptr;    // [rows] or null: 1
   void* out = nullptr;
   DType dtype = DType::kBf16;

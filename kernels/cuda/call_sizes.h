@@ -10,6 +10,8 @@ namespace moed::cuda {
 inline constexpr size_t kArrayAlignment = 256;  // of arrays in device memory
 inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
+// Inputs of a group whose codes a warp makes at once.
+inline constexpr int kStagedGroup = 128;
 // The token sort: slots that are compared with each other; experts whose counts fit shared memory twice.
 inline constexpr int32_t kFewSlots = 128;
 inline constexpr int32_t kSharedExperts = 4096;
@@ -20,7 +22,7 @@ inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
 // Thread blocks that it is cut into where its inputs allow: six for each multiprocessor of an H200, of which five run at once.
 inline constexpr int kFewRowsBlocks = 6 * 132;
 // The same on Hopper's own products.
-inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 160, 256};
+inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 144, 160};
 // The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 

@@ -169,8 +169,7 @@ class CallFiller {
   }
 
   void FillShared(const PartArgs& shared, CombineArgs* args) const {
-    args->shared = shared.down.out;
-    args->shared_stride = shared.down.out_stride;
+    args->shared = SumsOf(shared.down);
     if (wants_factor()) args->factor = At<float>(layout_.factor);
   }
 

@@ -16,6 +16,13 @@ __device__ inline float Reciprocal(float x) {
   return r;
 }
 
+// An 8 x 8 matrix of 16-bit elements, two neighbours of row lane / 4 a thread, transposed.
+__device__ inline uint32_t TransposePairs(uint32_t pair) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // silu and gpt-oss's swiglu in one formula: h = (u + offset) * g * sigmoid(alpha * g), clamped first.
 struct SigmoidForm {
   float alpha, offset, limit;
@@ -52,9 +59,13 @@ class TileStore {
 
   // The features of `kHalves` halves from `first` on. sum(half - first, column, at): of feature 16 w + g + 8 (at / 2) of a half and
   // row 8 column + 2 t + at % 2.
-  template <int kColumns, int kHalves = 2, typename Sum>
+  // `kNarrow`: sums may be stored as bf16.
+  template <int kColumns, int kHalves = 2, bool kNarrow = false, typename Sum>
   __device__ void Store(const Sum& sum, int first = 0) const {
-    if (args_.epilogue == Epilogue::kStore) {
+    if (kNarrow && args_.epilogue == Epilogue::kStore && args_.out == nullptr) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) StoreNarrowSums<kColumns>(sum, half, first + half);
+    } else if (args_.epilogue == Epilogue::kStore) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) StoreSums<kColumns>(sum, half, first + half);
     } else {
@@ -95,6 +106,42 @@ class TileStore {
       }
       out += 8 * args_.out_stride;
     }
+  }
+
+  // Sums as bf16. A warp has 16 features of each of 8 rows, 32 bytes: they are exchanged until four threads have them in order, so
+  // that every store is of whole sectors of a row. Their number is a multiple of 8, and all threads of the warp take part.
+  template <int kColumns, typename Sum>
+  __device__ void StoreNarrowSums(const Sum& sum, int from, int half) const {
+    const int lane = threadIdx.x % 32, place = lane % 4;
+    const int64_t feature = row_tile_ * kTileRows + half * kHalfRows + in_half_ / 16 * 16 + place * 4;
+    const bool valid = feature < args_.out_stride;
+    uint16_t* out = args_.out_bf16 + (tile_.begin + lane / 4) * args_.out_stride + feature;
+    const float bias[2] = {Bias(half, 0), Bias(half, 1)};
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const float scale[2] = {RowScale(column * 8 + row_), RowScale(column * 8 + row_ + 1)};
+      uint32_t pair[2];  // of the features 2 place and 2 place + 1, and of those 8 later, of row lane / 4
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const float low = sum(from, column, 2 * second) * scale[0] + bias[second];
+        const float high = sum(from, column, 2 * second + 1) * scale[1] + bias[second];
+        pair[second] = TransposePairs(PackBf16(low, high));
+      }
+      const uint2 four = InOrder(pair, place);
+      if (valid && column * 8 + lane / 4 < tile_.count) *reinterpret_cast<uint2*>(out) = four;
+      out += 8 * args_.out_stride;
+    }
+  }
+
+  // Four threads hold pairs a0 b0, a1 b1, a2 b2, a3 b3, and get a0 a1, a2 a3, b0 b1, b2 b3.
+  __device__ static uint2 InOrder(const uint32_t (&pair)[2], int place) {
+    const bool upper = place >= 2, odd = place % 2 != 0;
+    const uint32_t kept = upper ? pair[1] : pair[0];
+    const uint32_t got = __shfl_xor_sync(~0u, upper ? pair[0] : pair[1], 2);
+    // Now a0 a2, a1 a3, b2 b0, b3 b1.
+    const uint32_t low = upper ? got : kept, high = upper ? kept : got;
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+    return odd ? make_uint2(other, high) : make_uint2(low, other);
   }
 
   template <int kColumns, typename Sum>

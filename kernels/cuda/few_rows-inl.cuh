@@ -1,11 +1,11 @@
-// The product where experts have few rows: reading weights is all that takes time, so that they go from global memory straight to
-// the registers that mma.sync reads. For rows of one bf16 term with at most one scale a row, and codes without zero points of
+// The product where experts have few rows: reading weights is all that takes time. For rows of one bf16 term with at most one scale a row, and codes without zero points of
 // their own.
 //
 // A thread block of 4 warps owns one tile of 8 or 16 rows of an expert, one row tile of 128 features (warp w the features 16 w to
-// 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread reads the chunks that it alone needs, a ring of
-// registers ahead; no barrier and no shared memory stands between. Rows and scales of a slab of blocks go through shared memory,
-// by cp.async one slab ahead. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums; under one
+// 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread copies the chunks that it alone needs into a ring
+// of its own in shared memory, by cp.async, so that no barrier stands between (registers would do as a ring, but the compiler gives
+// all loads into them one scoreboard, and each turn waits for the last of them). Rows and scales of a slab of blocks follow the same
+// way, one slab ahead, and are shared. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums; under one
 // scale for all inputs the tensor cores add up the range.
 //
 // With several ranges (gridDim.z) each thread block leaves its sums in GemmArgs::partials, and the last of a tile and row tile to
@@ -19,6 +19,7 @@
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/few_rows_slab-inl.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_after-inl.cuh"
 
 namespace moed::cuda {
 
@@ -37,6 +38,8 @@ class FewRowsProduct {
     blocks_ = (range + 1) * weights.blocks / ranges - first_;
     codes_ = weights.codes + tile.expert * weights.codes_stride +
              (static_cast<int64_t>(blockIdx.y) * weights.blocks + first_) * BlockBytes(kCodes) + threadIdx.x * kChunkBytes;
+    pieces_ = blocks_ * kPieces;
+    place_ = SharedAddress(shared) + threadIdx.x * kChunkBytes;
   }
 
   // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run.
@@ -44,12 +47,14 @@ class FewRowsProduct {
     StartWeights();
     FindRow(sort, rows);
     if constexpr (kSlots > 0) FindScales();
+    BeginAfterEarlier();
     LoadSlab(0, 0);
     Clear();
     int slab = 0;
+    WaitCopies<0>();
     for (int block = 0; block < blocks_; block += kSlabBlocks) {
-      WaitCopies<0>();
-      __syncthreads();  // the slab is there, and nobody reads the one before
+      WaitCopies<kSlabBlocks * kPieces>();  // the slab, since when so many pieces were asked for
+      __syncthreads();                      // everyone's part is there, and nobody reads the slab before
       if constexpr (kSlots > 0) {
         WidenScales(min(kSlabBlocks, blocks_ - block));
         __syncthreads();
@@ -93,11 +98,10 @@ class FewRowsProduct {
   static constexpr int kColumns = kTokens / 8;                     // tiles of 8 rows
   static constexpr int kPieces = ChunksOf(kCodes);                 // of a block
   static constexpr int kPieceSteps = kSteps / kPieces;
-  static constexpr int kTurnBlocks = kRing / kPieces;              // blocks of a turn of the ring
   static constexpr int kRowThreads = kTileThreads / kTokens;       // that copy a row
   static constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
+  static constexpr int kHalfChunks = kTileThreads * kChunkBytes;   // bytes of one half's chunks of a piece
   static constexpr int kRangeVectors = 2 * kColumns * kTileThreads;  // float4 of a range's sums
-  static_assert(kSlabBlocks % kTurnBlocks == 0);
   using Sums = float[2][kColumns][4];
 
   __device__ void Clear() {
@@ -125,16 +129,30 @@ class FewRowsProduct {
 
   // --- load ---
 
-  __device__ void LoadPiece(int i, int at) {
+  // Asks for the next piece, if there is one, and moves on to the next place of the ring.
+  __device__ void LoadPiece() {
+    if (pieces_ > 0) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) ring_[i][half] = LoadStream(codes_ + at * kPieceBytes + half * kTileThreads * kChunkBytes);
+      for (int half = 0; half < 2; ++half) CopyAsync16(place_ + half * kHalfChunks, codes_ + half * kHalfChunks);
+    }
+    CommitCopies();
+    --pieces_;
+    codes_ += kPieceBytes;
+    place_ += kPieceBytes;
+    if (place_ - SharedAddress(shared_) >= kRing * kPieceBytes) place_ -= kRing * kPieceBytes;
   }
 
   __device__ void StartWeights() {
 #pragma unroll
-    for (int i = 0; i < kRing; ++i) {
-      if (i / kPieces < blocks_) LoadPiece(i, i);
-    }
+    for (int i = 0; i < kRing; ++i) LoadPiece();
+  }
+
+  // The next piece for the registers; another one is asked for in its place.
+  __device__ void TakePiece(uint4 (&chunk)[2]) {
+    WaitCopies<kRing - 1>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) chunk[half] = LoadShared16(place_ + half * kHalfChunks);
+    LoadPiece();
   }
 
   // The row of the tile that this thread copies pieces of.
@@ -154,14 +172,14 @@ class FewRowsProduct {
     per_group_ = 1.0f / static_cast<float>(weights.group_steps);
   }
 
-  // Rows and scales of the blocks from `block` of the range on, where there are any, into buffer `slab`.
+  // Asks for rows and scales of the blocks from `block` of the range on, where there are any, into buffer `slab`.
   __device__ void LoadSlab(int block, int slab) const {
     const int count = min(kSlabBlocks, blocks_ - block);
-    if (count <= 0) return;
+    if (count <= 0) return CommitCopies();
     const int piece = threadIdx.x % kRowThreads;
     const uint16_t* from = source_ + static_cast<int64_t>(block) * kBlockDepth;
     const uint32_t to =
-        SharedAddress(shared_) + slab * Layout::kRows + threadIdx.x / kRowThreads * Layout::kRowBytes + piece * 16;
+        SharedAddress(shared_) + Layout::kSlabs + slab * Layout::kRows + threadIdx.x / kRowThreads * Layout::kRowBytes + piece * 16;
 #pragma unroll
     for (int i = 0; i < kSlabBlocks * 8 / kRowThreads; ++i) {
       const int at = i * kRowThreads;
@@ -209,44 +227,32 @@ class FewRowsProduct {
   __device__ void MultiplySlab(int block, int slab) {
     const int lane = threadIdx.x % 32;
     const int row = kTokens == 8 ? lane % 8 : lane / 16 * 8 + lane % 8, piece = kTokens == 8 ? lane / 8 : lane / 8 % 2;
-    uint32_t rows = SharedAddress(shared_) + slab * Layout::kRows + row * Layout::kRowBytes + piece * 16;
+    uint32_t rows = SharedAddress(shared_) + Layout::kSlabs + slab * Layout::kRows + row * Layout::kRowBytes + piece * 16;
     const float4* scales = reinterpret_cast<const float4*>(shared_ + Layout::kScales) + threadIdx.x / 32 * 8 + lane / 4;
     const int end = min(block + kSlabBlocks, blocks_);
 #pragma unroll 1
-    for (; block < end; block += kTurnBlocks) {
-      MultiplyTurn(block, rows, scales);
-      rows += kTurnBlocks * kBlockDepth * 2;
-      scales += kTurnBlocks * kSlots * (kTileRows / 4);
+    for (; block < end; ++block) {
+      MultiplyBlock(rows, scales);
+      rows += kBlockDepth * 2;
+      scales += kSlots * (kTileRows / 4);
     }
   }
 
-  // The blocks that are in the ring, the first of which is `block`; the next turn's are loaded in their place.
-  __device__ void MultiplyTurn(int block, uint32_t rows, const float4* scales) {
-#pragma unroll
-    for (int in_turn = 0; in_turn < kTurnBlocks; ++in_turn) {
-      if (in_turn == 0 || block + in_turn < blocks_) {
-        const bool more = block + in_turn + kTurnBlocks < blocks_;
-        MultiplyBlock(in_turn, more, rows + in_turn * kBlockDepth * 2, scales + in_turn * kSlots * (kTileRows / 4));
-      }
-    }
-    codes_ += kRing * kPieceBytes;
-  }
-
-  __device__ void MultiplyBlock(int in_turn, bool more, uint32_t rows, const float4* scales) {
+  __device__ void MultiplyBlock(uint32_t rows, const float4* scales) {
     Sums part;
     uint32_t b[4];
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      const int i = in_turn * kPieces + piece;
+      uint4 chunk[2];
+      TakePiece(chunk);
 #pragma unroll
       for (int in_piece = 0; in_piece < kPieceSteps; ++in_piece) {
         const int step = piece * kPieceSteps + in_piece;
         // Four matrices of 8 rows x 8 inputs: two steps of 8 rows, or one of 16.
         if (kTokens > 8 || step % 2 == 0) LoadMatrix4(b, rows + step * kStepDepth * 2);
-        MultiplyStep(ring_[i], in_piece, step, b, part);
+        MultiplyStep(chunk, in_piece, step, b, part);
         if (kSlots > 0 && step % kSlotSteps == kSlotSteps - 1) AddScaled(scales[step / kSlotSteps * (kTileRows / 4)], part);
       }
-      if (more) LoadPiece(i, kRing + i);
     }
   }
 
@@ -341,13 +347,14 @@ class FewRowsProduct {
   const Tile tile_;
   uint8_t* const shared_;
   int first_, blocks_;                      // the range: its first block of the matrix, and how many it has
-  const uint8_t* codes_;                    // this thread's first chunk of the ring's first piece
+  const uint8_t* codes_;                    // this thread's first chunk of the piece to ask for next
+  int pieces_;                              // that are still to be asked for
+  uint32_t place_;                          // in the ring, of the piece to be taken next
   const uint16_t* source_ = nullptr;        // this thread's first piece of its row
   bool valid_ = false;                      // there is such a row
   const uint8_t* scales_ = nullptr;
   const int32_t* step_groups_ = nullptr;
   float per_group_ = 0.0f;
-  uint4 ring_[kRing][2];
   Sums sums_;
 };
 
@@ -358,9 +365,11 @@ template <Codes kCodes, int kTokens, int kSlots>
 __global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens)) FewRows(const GemmArgs* args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int rows[kTokens];
+  const bool early = args->tiles_early;
+  if (!early) WaitForEarlier();
   const Tile tile = sort->tiles[blockIdx.x];
   FewRowsProduct<kCodes, kTokens, kSlots> product(*args, tile, shared);
-  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return;
+  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return WaitForEarlier();
   product.Run(*sort, rows);
   if (product.Gather()) product.Store(rows);
 }
@@ -373,8 +382,7 @@ cudaError_t LaunchFewRowsTiles(const GemmLaunch& launch, const GemmArgs* args, c
                                                  Layout::Bytes(sizeof(float)));
   if (error != cudaSuccess) return error;
   const dim3 grid(launch.tiles, launch.row_tiles, launch.ranges);
-  FewRows<kCodes, kTokens, kSlots><<<grid, kTileThreads, Layout::Bytes(launch.scale_bytes), stream>>>(args, sort);
-  return cudaGetLastError();
+  return LaunchAfter(FewRows<kCodes, kTokens, kSlots>, grid, kTileThreads, Layout::Bytes(launch.scale_bytes), stream, args, sort);
 }
 
 template <Codes kCodes, int kTokens>

@@ -1,5 +1,5 @@
-// What the product for few rows (few_rows-inl.cuh) reads: pieces of weights, straight from memory, and slabs of rows and scales in
-// shared memory; and how a piece becomes the tensor cores' operand.
+// What the product for few rows (few_rows-inl.cuh) reads: pieces of weights in a ring and slabs of rows and scales, all in shared
+// memory; and how a piece becomes the tensor cores' operand.
 #ifndef MOED_KERNELS_CUDA_FEW_ROWS_SLAB_INL_CUH_
 #define MOED_KERNELS_CUDA_FEW_ROWS_SLAB_INL_CUH_
 
@@ -11,15 +11,13 @@ namespace moed::cuda {
 
 // A piece is a chunk of both halves; pieces of a row tile follow each other in memory.
 constexpr int kPieceBytes = 2 * kTileThreads * kChunkBytes;
-constexpr int kRing = 4;        // pieces that a thread has under way
-constexpr int kSlabBlocks = 8;  // blocks of a slab, whole turns of the ring
+constexpr int kRing = 6;        // pieces that a thread has under way
+constexpr int kSlabBlocks = 4;  // blocks of a slab
 
-// 16 bytes of weights, which no other thread block of the multiprocessor reads.
-__device__ inline uint4 LoadStream(const uint8_t* from) {
+// 16 bytes, in order with copies to the same place.
+__device__ inline uint4 LoadShared16(uint32_t address) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
 }
 
@@ -57,14 +55,15 @@ __device__ inline uint32_t DecodeSymmetric(const uint4& chunk, int step, int reg
   }
 }
 
-// Shared memory: two slabs of rows, then a slab's scales as floats and as they are stored.
+// Shared memory: the ring, two slabs of rows, then a slab's scales as floats and as they are stored.
 template <int kTokens, int kSlots>
 struct SlabLayout {
   // 16 bytes more than a slab has: eight rows' pieces of 16 bytes then lie in different banks.
   static constexpr int kRowBytes = kSlabBlocks * kBlockDepth * 2 + 16;
   static constexpr int kRows = kTokens * kRowBytes;
   static constexpr int kScaleCount = kSlabBlocks * kSlots * kTileRows;
-  static constexpr int kScales = 2 * kRows;
+  static constexpr int kSlabs = kRing * kPieceBytes;
+  static constexpr int kScales = kSlabs + 2 * kRows;
   static constexpr int kStored = kScales + kScaleCount * 4;
   __host__ __device__ static int Bytes(int scale_bytes) { return kStored + kScaleCount * scale_bytes; }
 };

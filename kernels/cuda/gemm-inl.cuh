@@ -421,8 +421,7 @@ cudaError_t LaunchTiles(const GemmLaunch& launch, const GemmArgs* args, const So
   const cudaError_t error = cudaFuncSetAttribute(Gemm<kCodes, kTokens, kPowers>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                  Layout::kStages * Layout::Bytes(kMostTerms));
   if (error != cudaSuccess) return error;
-  Gemm<kCodes, kTokens, kPowers><<<dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream>>>(args, sort);
-  return cudaGetLastError();
+  return LaunchAfter(Gemm<kCodes, kTokens, kPowers>, dim3(launch.tiles, launch.row_tiles), kTileThreads, bytes, stream, args, sort);
 }
 
 // Every number of rows of one kind of codes: the body of one source file, so that none takes long to compile.

@@ -15,6 +15,7 @@
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/hopper_ring-inl.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_after-inl.cuh"
 #include "kernels/cuda/wgmma-inl.cuh"
 
 namespace moed::cuda {
@@ -33,7 +34,7 @@ class HopperMath {
  public:
   using Layout = HopperLayout<kCodes, kTokens>;
   static constexpr int kHalves = Layout::kHalves;
-  static constexpr int kOperands = Layout::kMathGroups == 2 ? 4 : 2;  // that products read at once, as the registers allow
+  static constexpr int kOperands = Layout::kMathGroups == 2 && Layout::kHalves * kTokens <= 256 ? 4 : 2;  // that products read at once, as the registers allow
 
   __device__ HopperMath(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring)
       : args_(args),
@@ -65,13 +66,9 @@ class HopperMath {
   __device__ void PassBlocks() {
     for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(ring_.Full(place_.stage), place_.parity);
-      Release(place_.stage);
+      ring_.Release(place_.stage);
       place_.Next();
     }
-  }
-
-  __device__ void Release(int stage) const {
-    if (threadIdx.x % 32 == 0) Arrive(ring_.Empty(stage));
   }
 
   __device__ void RunBlocks() {
@@ -86,20 +83,23 @@ class HopperMath {
   template <int kSlots>
   __device__ void RunLoop() {
     RingPlace<Layout::kStages> place = place_;
-    int previous = -1;
+    int previous = -1, earlier = -1;  // stages: of the last block, some of whose products may still read it, and of the one before
     for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(ring_.Full(place.stage), place.parity);
-      MultiplyBlock<kSlots>(place.stage, previous);
+      if (earlier >= 0) ring_.Release(earlier);
+      MultiplyBlock<kSlots>(place.stage);
+      earlier = previous;
       previous = place.stage;
       place.Next();
     }
     WaitProducts<0>();
-    Release(previous);
+    if (earlier >= 0) ring_.Release(earlier);
+    ring_.Release(previous);
     place_ = place;
   }
 
   template <int kSlots>
-  __device__ void MultiplyBlock(int stage, int previous) {
+  __device__ void MultiplyBlock(int stage) {
     using Reader = ChunkReader<kCodes>;
     const uint32_t base = ring_.Stage(stage);
     const uint8_t* memory = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(base));
@@ -121,8 +121,7 @@ class HopperMath {
         BeginProducts();
         WarpgroupProduct<kTokens>::Add(sums_[half], operand[0], OperandB(base + Layout::kRows, step));
         CommitProducts();
-        WaitProducts<kOperands - 1>();  // the next product's operand is free, and after some products the last block's stage
-        if (product == kOperands - 2 && previous >= 0) Release(previous);
+        WaitProducts<kOperands - 1>();  // the next product's operand is free
       }
     }
   }
@@ -176,7 +175,7 @@ class HopperMath {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) LastScales(work, first_half() + half, scale[half]);
     const auto sum = [&](int half, int column, int at) { return sums_[half][column * 4 + at] * scale[half][at / 2]; };
-    store.Store<kTokens / 8, kHalves>(sum, first_half());
+    store.Store<kTokens / 8, kHalves, true>(sum, first_half());
   }
 
   __device__ static int group() { return threadIdx.x / kTileThreads - 1; }
@@ -209,14 +208,16 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   const uint32_t full = Opaque(SharedAddress(barriers));
   const Ring<Layout> ring = {Opaque((SharedAddress(memory) + 1023) / 1024 * 1024), full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
-    list.Fill(*sort, global_args->weights, Layout::kTiles);
     for (int stage = 0; stage < Layout::kStages; ++stage) {
       InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 2 : 1);
-      InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
+      InitBarrier(ring.Empty(stage), Layout::kCluster * Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();
   }
+  BeginAfterEarlier();
+  if (threadIdx.x == 0) list.Fill(*sort, global_args->weights, Layout::kTiles, Layout::kCluster);
   __syncthreads();
+  if constexpr (Layout::kCluster > 1) SyncCluster();  // nobody arrives at a barrier that is not made yet
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<ProducerRegisters(Layout::kMathGroups)>();
@@ -224,8 +225,9 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   } else {
     MoreRegisters<MathRegisters(Layout::kMathGroups)>();
     HopperMath<kCodes, kTokens> math(args, list, ring);
-    for (int at = blockIdx.x; at < list.size(); at += gridDim.x) math.Run(at);
+    for (int at = list.first(); at < list.size(); at += list.stride()) math.Run(at);
   }
+  if constexpr (Layout::kCluster > 1) SyncCluster();  // nobody leaves while others copy into its memory or arrive there
 }
 
 template <Codes kCodes, int kTokens>
@@ -237,9 +239,11 @@ cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, co
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
-  const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
-  HopperGemm<kCodes, kTokens><<<work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream>>>(args, sort);
-  return cudaGetLastError();
+  constexpr int kRowTiles = Layout::kTiles * Layout::kCluster;
+  const int work = launch.tiles * ((launch.row_tiles + kRowTiles - 1) / kRowTiles) * Layout::kCluster;
+  const int most = processors / Layout::kCluster * Layout::kCluster;
+  return LaunchClusterAfter(HopperGemm<kCodes, kTokens>, Layout::kCluster, work < most ? work : most, Layout::kThreads,
+                            Layout::kBytes, stream, args, sort);
 }
 
 // Every number of rows of one kind of codes.
@@ -251,6 +255,7 @@ cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const
     case 64: return LaunchHopperTiles<kCodes, 64>(launch, args, sort, stream);
     case 96: return LaunchHopperTiles<kCodes, 96>(launch, args, sort, stream);
     case 128: return LaunchHopperTiles<kCodes, 128>(launch, args, sort, stream);
+    case 144: return LaunchHopperTiles<kCodes, 144>(launch, args, sort, stream);
     case 160: return LaunchHopperTiles<kCodes, 160>(launch, args, sort, stream);
     case 256: return LaunchHopperTiles<kCodes, 256>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;

@@ -32,8 +32,21 @@ cudaError_t LaunchSort(const SortLaunch& launch, const SortArgs* args, cudaStrea
 
 cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
 
+// How operand rows are made.
+enum class StageBy : uint8_t {
+  kValues,  // by any rule
+  kCopies,  // rows of bf16 to which nothing is to be done but to move them, in pieces of 16 bytes; no order, no weights
+  // Bytes under dynamic float32 scales of kStagedGroup inputs, which divide the row; no order, weights, scatter or scales that span
+  // rows; rows aligned to four elements.
+  kGroups,
+};
+struct StageLaunch {
+  int32_t rows = 0;  // capacity; 0: nothing to launch
+  StageBy by = StageBy::kValues;
+  bool operator==(const StageLaunch&) const = default;
+};
 // One block of threads an operand row.
-cudaError_t LaunchStage(const StageArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
+cudaError_t LaunchStage(const StageLaunch& launch, const StageArgs* args, const SortArgs* sort, cudaStream_t stream);
 
 // Which kernel makes a product.
 enum class Product : uint8_t {

@@ -15,7 +15,8 @@ namespace moed::cuda {
 struct PartLaunch {
   SortLaunch sort;      // of 0 experts: the call has no such part
   int32_t x_absmax = 0, h_absmax = 0;
-  int32_t stage_gate = 0, stage_up = 0, activate = 0, stage_down = 0;
+  int32_t activate = 0;
+  StageLaunch stage_gate, stage_up, stage_down;
   bool split = false;   // gate and up are two products
   GemmLaunch gate, up, down;
   bool operator==(const PartLaunch&) const = default;

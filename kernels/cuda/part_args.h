@@ -29,6 +29,9 @@ struct PartInput {
 void FillPart(const CudaMoe& moe, const PartInput& input, const PartWorkspace& w, std::byte* base, PartArgs* args,
               PartLaunch* launch);
 
+// What a product of float32 or bf16 sums stores.
+SumRows SumsOf(const GemmArgs& product);
+
 // Fills `args` for the sum over slots of the routed part `part`, which FillPart filled for `input`, into `out` [rows, H] of `dtype`
 // on the device; of batched experts the rows that their counts tell. The shared expert's members stay as they are.
 void FillCombine(const CudaMoe& moe, const PartInput& input, const PartArgs& part, void* out, DType dtype, CombineArgs* args);

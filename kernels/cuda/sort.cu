@@ -5,6 +5,8 @@
 // one, where every block sums all chunks' counts for itself, places the rows; so nothing has to be cleared between calls, and no
 // block waits for another.
 //
+// The first launch of a call's sort is a plain one: it may follow anything.
+//
 // Loops that mostly run once are not unrolled: a cold call pays for the instructions that it fetches.
 //
 // Nothing depends on the order in which threads run but the ranks within an expert, which atomics hand out: a row's result does not
@@ -12,6 +14,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_after-inl.cuh"
 
 namespace moed::cuda {
 namespace {
@@ -66,6 +69,7 @@ __global__ void __launch_bounds__(kFewSlots) SortFew(const SortArgs* args) {
   __shared__ __align__(16) int32_t ids[kFewSlots];
   __shared__ uint32_t heads[kWords];  // bit r: sorted row r is the first of a tile
   const SortArgs a = *args;
+  BeginAfterEarlier();
   const int i = threadIdx.x, slots = SlotsOf(a);
   const int id = i >= slots ? -1 : a.ids != nullptr ? a.ids[i] : 0;
   ids[i] = id;
@@ -241,6 +245,7 @@ __device__ void PlaceCounted(const SortArgs& a, const int32_t* first) {
 __global__ void __launch_bounds__(kSortThreads) CountHistograms(const SortArgs* args) {
   extern __shared__ int32_t count[];
   const SortArgs a = *args;
+  BeginAfterEarlier();
 #pragma unroll 1
   for (int e = threadIdx.x; e < a.experts; e += kSortThreads) count[e] = 0;
   __syncthreads();
@@ -257,6 +262,7 @@ template <bool kInShared>
 __global__ void __launch_bounds__(kSortThreads) Sort(const SortArgs* args) {
   extern __shared__ int32_t counts[];
   const SortArgs a = *args;
+  BeginAfterEarlier();
   int32_t* const first = kInShared ? counts : a.count;  // rows of each expert, then its first sorted row
   int32_t* const before = first + a.experts;            // its rows in the blocks before this one
 #pragma unroll 1
@@ -297,6 +303,7 @@ cudaError_t LaunchSort(const SortLaunch& launch, const SortArgs* args, cudaStrea
     CountHistograms<<<launch.blocks, kSortThreads, shared, stream>>>(args);
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
+    return LaunchAfter(Sort<true>, launch.blocks, kSortThreads, 2 * shared, stream, args);
   }
   Sort<true><<<launch.blocks, kSortThreads, 2 * shared, stream>>>(args);
   return cudaGetLastError();

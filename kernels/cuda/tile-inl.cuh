@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/call_block.h"
 #include "kernels/cuda/device-inl.cuh"
+#include "kernels/cuda/launch_after-inl.cuh"
 #include "kernels/cuda/packed_layout.h"
 
 namespace moed::cuda {
@@ -14,6 +15,7 @@ namespace moed::cuda {
 // the grid is larger than the call.
 template <int kTokens>
 __device__ inline bool BeginTile(const GemmArgs* args, const SortArgs* sort, uint64_t* words, int* rows, Tile* tile) {
+  BeginAfterEarlier();
   if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return false;
   *tile = sort->tiles[blockIdx.x];
   static_assert(sizeof(GemmArgs) % 8 == 0 && alignof(GemmArgs) == 8);

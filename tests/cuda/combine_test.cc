@@ -25,6 +25,7 @@ struct CombineCall {
   DType dtype = DType::kF32;
   size_t offset = 0;            // bytes of the output behind an aligned address
   int32_t spare_rows = 0;       // of the launch
+  bool bf16 = false;            // the elements of y and of shared
 };
 
 struct CombineData {
@@ -55,6 +56,9 @@ CombineData MakeData(const CombineCall& c, std::mt19937* random) {
     if (i % stride < static_cast<size_t>(c.cols)) data.shared[i] = normal(*random);
   }
   for (int32_t t = 0; t < c.rows; ++t) data.factor.push_back(normal(*random));
+  for (std::vector<float>* sums : {&data.y, &data.shared}) {
+    for (float& sum : *sums) sum = c.bf16 ? Bf16ToFloat(FloatToBf16(sum)) : sum;
+  }
   return data;
 }
 
@@ -83,8 +87,15 @@ std::vector<std::byte> HostCombine(const CombineCall& c, const CombineData& data
   return out;
 }
 
+std::vector<std::byte> SumBytes(const CombineCall& c, const std::vector<float>& sums) {
+  std::vector<std::byte> bytes;
+  for (const float sum : sums) Append(sum, c.bf16 ? DType::kBf16 : DType::kF32, &bytes);
+  return bytes;
+}
+
 std::vector<std::byte> DeviceCombine(const CombineCall& c, const CombineData& data) {
-  DeviceArray<float> y(data.y), weights(data.weights), shared(data.shared), factor(data.factor);
+  DeviceArray<float> weights(data.weights), factor(data.factor);
+  DeviceArray<std::byte> y(SumBytes(c, data.y)), shared(SumBytes(c, data.shared));
   DeviceArray<int32_t> position(data.position);
   const size_t bytes = static_cast<size_t>(c.rows) * static_cast<size_t>(c.cols) * DTypeBytes(c.dtype);
   DeviceArray<std::byte> out(bytes, c.offset);
@@ -92,11 +103,10 @@ std::vector<std::byte> DeviceCombine(const CombineCall& c, const CombineData& da
   args.rows = c.rows;
   args.top_k = c.top_k;
   args.cols = c.cols;
-  args.y = y.data();
-  args.y_stride = c.cols + c.spare;
+  args.y = {y.data(), c.cols + c.spare, c.bf16};
   args.position = position.data();
   if (c.weighted) args.weights = weights.data();
-  if (c.shared) args.shared = shared.data(), args.shared_stride = c.cols + c.spare;
+  if (c.shared) args.shared = {shared.data(), c.cols + c.spare, c.bf16};
   if (c.factor) args.factor = factor.data();
   args.out = out.data();
   args.dtype = c.dtype;
@@ -106,7 +116,7 @@ std::vector<std::byte> DeviceCombine(const CombineCall& c, const CombineData& da
   return out.Read(bytes);
 }
 
-TEST_CASE("combine: sums have the bits of float32 in slot order for every width, number of slots, alignment and type") {
+TEST_CASE("combine: sums have the bits of float32 in slot order for every width, number of slots, alignment and types") {
   if (!HaveGpu()) return Skip("no GPU");
   std::mt19937 random(1);
   int round = 0;
@@ -125,6 +135,7 @@ TEST_CASE("combine: sums have the bits of float32 in slot order for every width,
         c.dtype = dtype;
         c.offset = round % 8 == 1 ? DTypeBytes(dtype) : 0;
         c.spare_rows = round % 3;
+        c.bf16 = round % 4 < 2;
         const CombineData data = MakeData(c, &random);
         INFO("round " << round << ": " << c.rows << " rows of " << cols << ", " << top_k << " slots, spare " << c.spare);
         if (c.rows + c.spare_rows > 0) CHECK(DeviceCombine(c, data) == HostCombine(c, data));
@@ -144,6 +155,7 @@ TEST_CASE("combine: many rows, whose blocks have all of their columns, give the 
     c.shared = rows == 513;
     c.none = rows == 1500 ? 20 : 0;
     c.dtype = rows == 100 ? DType::kF32 : DType::kBf16;
+    c.bf16 = rows != 100;
     const CombineData data = MakeData(c, &random);
     INFO(rows << " rows");
     CHECK(DeviceCombine(c, data) == HostCombine(c, data));
@@ -159,8 +171,8 @@ TEST_CASE("combine: rows of batched experts go where they came from, signs of ze
     DeviceArray<float> device_y(y), out(static_cast<size_t>(8 * cols));
     DeviceArray<int32_t> device_source(source), device_totals(totals);
     CombineArgs args;
-    args.cols = args.y_stride = cols;
-    args.y = device_y.data();
+    args.cols = cols;
+    args.y = {device_y.data(), cols};
     args.source = device_source.data();
     args.totals = device_totals.data();
     args.out = out.data();
