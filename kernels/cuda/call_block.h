@@ -38,7 +38,7 @@ struct SortArgs {
   Tile* tiles = nullptr;
   int32_t* totals = nullptr;      // [2]: sorted rows, tiles
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
-  uint32_t* finished = nullptr;   // [kFewRowsBlocks] GemmArgs::finished, set to 0 here; null: none
+  uint32_t* finished = nullptr;   // [kFewRowsCounters] GemmArgs::finished, set to 0 here; null: none
 };
 
 // What the elements of an Operand are.

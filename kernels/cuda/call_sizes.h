@@ -19,10 +19,13 @@ inline constexpr int32_t kSharedExperts = 4096;
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
 // The same of the product for few rows.
 inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
-// Thread blocks that it is cut into where its inputs allow: six for each multiprocessor of an H200, of which five run at once.
-inline constexpr int kFewRowsBlocks = 6 * 132;
+// Multiprocessors of an H200, and the most tiles by row tiles whose inputs it cuts into ranges: it counts the ranges that are done of
+// each.
+inline constexpr int kProcessors = 132;
+inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;  // and thread blocks of all ranges
 // The same on Hopper's own products.
-inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 144, 160};
+inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 144, 160, 192, 256};
+inline constexpr int kMostBf16Rows = 160;  // of weights that are not codes
 // The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 

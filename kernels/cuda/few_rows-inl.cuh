@@ -1,12 +1,12 @@
-// The product where experts have few rows: reading weights is all that takes time. For rows of one bf16 term with at most one scale a row, and codes without zero points of
-// their own.
+// The product where experts have few rows: reading weights is all that takes time. For rows of one bf16 term with at most one scale
+// a row, and codes without zero points of their own.
 //
 // A thread block of 4 warps owns one tile of 8 or 16 rows of an expert, one row tile of 128 features (warp w the features 16 w to
 // 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread copies the chunks that it alone needs into a ring
 // of its own in shared memory, by cp.async, so that no barrier stands between (registers would do as a ring, but the compiler gives
 // all loads into them one scoreboard, and each turn waits for the last of them). Rows and scales of a slab of blocks follow the same
-// way, one slab ahead, and are shared. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums; under one
-// scale for all inputs the tensor cores add up the range.
+// way, one slab ahead, and are shared. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums;
+// under one scale for all inputs the tensor cores add up the range.
 //
 // With several ranges (gridDim.z) each thread block leaves its sums in GemmArgs::partials, and the last of a tile and row tile to
 // finish adds them up in the order of the ranges. So results depend on the number of ranges, which the host chooses, and not on
@@ -29,7 +29,6 @@ class FewRowsProduct {
  public:
   using Layout = SlabLayout<kTokens, kSlots>;
 
-  // Reads only arguments, so that it may be made of a tile that is none.
   __device__ FewRowsProduct(const GemmArgs& args, const Tile& tile, uint8_t* shared)
       : args_(args), tile_(tile), shared_(shared) {
     const MatrixArgs& weights = args.weights;
@@ -42,10 +41,10 @@ class FewRowsProduct {
     place_ = SharedAddress(shared) + threadIdx.x * kChunkBytes;
   }
 
-  // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run.
-  __device__ void Run(const SortArgs& sort, int* rows) {
+  // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run. `source`: as in SortArgs.
+  __device__ void Run(const int32_t* source, int* rows) {
     StartWeights();
-    FindRow(sort, rows);
+    FindRow(source, rows);
     if constexpr (kSlots > 0) FindScales();
     BeginAfterEarlier();
     LoadSlab(0, 0);
@@ -156,10 +155,10 @@ class FewRowsProduct {
   }
 
   // The row of the tile that this thread copies pieces of.
-  __device__ void FindRow(const SortArgs& sort, int* rows) {
+  __device__ void FindRow(const int32_t* source, int* rows) {
     const int row = threadIdx.x / kRowThreads, sorted = tile_.begin + row;
     valid_ = row < tile_.count;
-    const int from = !valid_ ? -1 : args_.x.by_sorted_row ? sorted : sort.source[sorted];
+    const int from = !valid_ ? -1 : args_.x.by_sorted_row ? sorted : source[sorted];
     if (threadIdx.x % kRowThreads == 0) rows[row] = from;
     source_ = static_cast<const uint16_t*>(args_.x.data) + max(from, 0) * args_.x.row_stride +
               static_cast<int64_t>(first_) * kBlockDepth + threadIdx.x % kRowThreads * 8;
@@ -362,15 +361,22 @@ class FewRowsProduct {
 constexpr int FewRowsResident(int tokens) { return tokens <= 8 ? 5 : 4; }
 
 template <Codes kCodes, int kTokens, int kSlots>
-__global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens)) FewRows(const GemmArgs* args, const SortArgs* sort) {
+__global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens)) FewRows(const GemmArgs* global_args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ int rows[kTokens];
-  const bool early = args->tiles_early;
-  if (!early) WaitForEarlier();
-  const Tile tile = sort->tiles[blockIdx.x];
-  FewRowsProduct<kCodes, kTokens, kSlots> product(*args, tile, shared);
-  if (static_cast<int>(blockIdx.x) >= sort->totals[1]) return WaitForEarlier();
-  product.Run(*sort, rows);
+  static_assert(sizeof(GemmArgs) / 8 <= kTileThreads);
+  // Before the wait: these are the call's, and to read one takes as long as a block of weights.
+  if (threadIdx.x < sizeof(GemmArgs) / 8) words[threadIdx.x] = reinterpret_cast<const uint64_t*>(global_args)[threadIdx.x];
+  const Tile* const tiles = sort->tiles;
+  const int32_t *const totals = sort->totals, *const source = sort->source;
+  __syncthreads();
+  const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
+  if (!args.tiles_early) WaitForEarlier();
+  const Tile tile = tiles[blockIdx.x];
+  if (static_cast<int>(blockIdx.x) >= totals[1]) return WaitForEarlier();
+  FewRowsProduct<kCodes, kTokens, kSlots> product(args, tile, shared);
+  product.Run(source, rows);
   if (product.Gather()) product.Store(rows);
 }
 

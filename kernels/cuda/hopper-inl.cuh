@@ -210,14 +210,13 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
       InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 2 : 1);
-      InitBarrier(ring.Empty(stage), Layout::kCluster * Layout::kMathGroups * kTileThreads / 32);
+      InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();
   }
   BeginAfterEarlier();
-  if (threadIdx.x == 0) list.Fill(*sort, global_args->weights, Layout::kTiles, Layout::kCluster);
+  if (threadIdx.x == 0) list.Fill(*sort, global_args->weights, Layout::kTiles);
   __syncthreads();
-  if constexpr (Layout::kCluster > 1) SyncCluster();  // nobody arrives at a barrier that is not made yet
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<ProducerRegisters(Layout::kMathGroups)>();
@@ -225,9 +224,8 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   } else {
     MoreRegisters<MathRegisters(Layout::kMathGroups)>();
     HopperMath<kCodes, kTokens> math(args, list, ring);
-    for (int at = list.first(); at < list.size(); at += list.stride()) math.Run(at);
+    for (int at = blockIdx.x; at < list.size(); at += gridDim.x) math.Run(at);
   }
-  if constexpr (Layout::kCluster > 1) SyncCluster();  // nobody leaves while others copy into its memory or arrive there
 }
 
 template <Codes kCodes, int kTokens>
@@ -239,16 +237,18 @@ cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, co
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
-  constexpr int kRowTiles = Layout::kTiles * Layout::kCluster;
-  const int work = launch.tiles * ((launch.row_tiles + kRowTiles - 1) / kRowTiles) * Layout::kCluster;
-  const int most = processors / Layout::kCluster * Layout::kCluster;
-  return LaunchClusterAfter(HopperGemm<kCodes, kTokens>, Layout::kCluster, work < most ? work : most, Layout::kThreads,
-                            Layout::kBytes, stream, args, sort);
+  const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
+  return LaunchAfter(HopperGemm<kCodes, kTokens>, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream, args,
+                     sort);
 }
 
 // Every number of rows of one kind of codes.
 template <Codes kCodes>
 cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if constexpr (kCodes != Codes::kBf16) {
+    if (launch.tokens == 192) return LaunchHopperTiles<kCodes, 192>(launch, args, sort, stream);
+    if (launch.tokens == 256) return LaunchHopperTiles<kCodes, 256>(launch, args, sort, stream);
+  }
   switch (launch.tokens) {
     case 32: return LaunchHopperTiles<kCodes, 32>(launch, args, sort, stream);
     case 48: return LaunchHopperTiles<kCodes, 48>(launch, args, sort, stream);
@@ -257,7 +257,6 @@ cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const
     case 128: return LaunchHopperTiles<kCodes, 128>(launch, args, sort, stream);
     case 144: return LaunchHopperTiles<kCodes, 144>(launch, args, sort, stream);
     case 160: return LaunchHopperTiles<kCodes, 160>(launch, args, sort, stream);
-    case 256: return LaunchHopperTiles<kCodes, 256>(launch, args, sort, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -1,14 +1,12 @@
 // The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
 //
-// A persistent thread block works on a tile of kTokens rows and one or two row tiles (128 features each) after the other. Large tiles
-// of rows are shared by two thread blocks, a cluster, with neighbouring row tiles: each copies half of the rows into the shared
-// memory of both, since the L2 cache could not feed every thread block with all of them. Its first
+// A persistent thread block works on a tile of kTokens rows and one or two row tiles (128 features each) after the other. Its first
 // warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
 // copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales of
 // groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of a scaling warp where there
-// are groups; `empty` has one arrival of each multiplying warp of the cluster, for any of its thread blocks may copy into the stage.
+// are groups; `empty` has one arrival of each multiplying warp.
 #ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
@@ -28,11 +26,13 @@ constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
 template <Codes kCodes, int kTokens>
 struct HopperLayout {
-  static constexpr int kTiles = kTokens > 160 ? 1 : 2;              // row tiles, as the registers for sums allow
-  static constexpr int kHalves = kTokens >= 96 && kTokens <= 160 ? 2 : 1;  // of a row tile, of a multiplying warpgroup
+  // Halves of a row tile that a multiplying warpgroup has, and row tiles, as the registers for sums allow. Of bf16 weights, which are
+  // as many bytes as the rows, two halves pay up to larger tiles than of those that are decoded meanwhile.
+  static constexpr int kMostOfTwo = IsScaled(kCodes) ? 128 : 160;
+  static constexpr int kHalves = kTokens >= 96 && kTokens <= kMostOfTwo ? 2 : 1;
+  static constexpr int kTiles = kHalves == 1 && kTokens > 128 ? 1 : 2;
   static constexpr int kMathGroups = 2 * kTiles / kHalves;          // warpgroups
   static constexpr int kThreads = (1 + kMathGroups) * kTileThreads;
-  static constexpr int kCluster = kTokens > 160 ? 2 : 1;            // thread blocks that share a tile of rows
   static constexpr int kRowBytes = kBlockDepth * 2;
   static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
   static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
@@ -59,7 +59,7 @@ struct RingPlace {
 // Shared addresses.
 template <typename Layout>
 struct Ring {
-  uint32_t stages, full, empty;  // barriers of 8 bytes; those of another thread block of the cluster are at the same addresses
+  uint32_t stages, full, empty;  // barriers of 8 bytes
 
   __device__ uint32_t Stage(int stage) const { return stages + stage * Layout::kStageBytes; }
   __device__ uint32_t Full(int stage) const { return full + stage * 8; }
@@ -68,67 +68,40 @@ struct Ring {
   // A multiplying warp has read all that it wants of the stage.
   __device__ void Release(int stage) const {
     __syncwarp();  // all its threads have
-    if (threadIdx.x % 32 != 0) return;
-    if constexpr (Layout::kCluster == 1) {
-      Arrive(Empty(stage));
-    } else {
-#pragma unroll
-      for (int rank = 0; rank < Layout::kCluster; ++rank) ArriveAt(Empty(stage), rank);
-    }
+    if (threadIdx.x % 32 == 0) Arrive(Empty(stage));
   }
 };
 
-// A piece of work of a thread block: a tile of rows and the first of its row tiles.
+// A piece of work: a tile of rows and the first of its row tiles.
 struct HopperWork {
   Tile tile;
   int first_row_tile;
-  int row_tiles;  // 0 to Layout::kTiles; none where the others of the cluster have the last ones
+  int row_tiles;  // at most Layout::kTiles
 };
 
-// All pieces of work of a product. Those of a thread block are that of its cluster's number and every one that is as many clusters
-// later. kTilesAtOnce tiles of rows are walked together over all row tiles, so that weights and rows stay in the L2 cache.
+// All pieces of work of a product; those of a thread block are blockIdx.x and every gridDim.x-th from there. kTilesAtOnce tiles of
+// rows are walked together over all row tiles, so that weights and rows stay in the L2 cache.
 struct HopperWorkList {
   const Tile* tiles;
-  int tile_count, row_tiles, each, steps;  // row tiles of a thread block's piece at most, and pieces of all row tiles
-  int cluster, rank;                       // thread blocks of a cluster, and which this one is
+  int tile_count, row_tiles, each, steps;  // row tiles of a piece at most, and pieces of all row tiles
 
-  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights, int most, int blocks) {
+  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights, int most) {
     tiles = sort.tiles;
     tile_count = sort.totals[1];
     row_tiles = weights.row_tiles;
     each = most;
-    cluster = blocks;
-    rank = blocks > 1 ? RankInCluster() : 0;
-    steps = (row_tiles + each * cluster - 1) / (each * cluster);
+    steps = (row_tiles + each - 1) / each;
   }
-
-  __device__ int first() const { return blockIdx.x / cluster; }
-  __device__ int stride() const { return gridDim.x / cluster; }
 
   __device__ int size() const { return tile_count * steps; }
 
   __device__ HopperWork Get(int at) const {
     const int band = kTilesAtOnce * steps;
     const int first = at / band * kTilesAtOnce, in_band = at % band, width = min(kTilesAtOnce, tile_count - first);
-    const int row_tile = (in_band / width * cluster + rank) * each;
-    return {tiles[first + in_band % width], row_tile, max(0, min(each, row_tiles - row_tile))};
+    const int row_tile = in_band / width * each;
+    return {tiles[first + in_band % width], row_tile, min(each, row_tiles - row_tile)};
   }
 };
-
-// Starts the copies of a tile's rows of one block of inputs: of a cluster's thread blocks each copies its part for all of them.
-// Every one gets all rows, and may get those of another before it expects them: only not before it has read the stage's last ones.
-template <typename Layout>
-__device__ inline void CopyRows(uint32_t stage, const uint16_t* rows, int count, uint32_t full, int rank) {
-  if constexpr (Layout::kCluster == 1) {
-    CopyBulk(stage + Layout::kRows, rows, count * Layout::kRowBytes, full);
-  } else {
-    const int each = (count + Layout::kCluster - 1) / Layout::kCluster, first = rank * each;
-    const int own = min(each, count - first);
-    if (own <= 0) return;
-    constexpr uint16_t kAll = (1 << Layout::kCluster) - 1;
-    CopyBulkToAll(stage + Layout::kRows + first * Layout::kRowBytes, rows + first * kBlockDepth, own * Layout::kRowBytes, full, kAll);
-  }
-}
 
 // The copying thread. Rows beyond the tile keep what the stage had: what is made of them is never stored.
 template <Codes kCodes, int kTokens>
@@ -139,17 +112,17 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
   const MatrixArgs& w = args.weights;
   const int blocks = w.blocks;
   const int64_t tile_bytes = static_cast<int64_t>(blocks) * kCodesBytes;
-  for (int at = list.first(); at < list.size(); at += list.stride()) {
+  for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
     const uint16_t* rows = static_cast<const uint16_t*>(args.x.data) + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
     const uint8_t* codes = w.codes + work.tile.expert * w.codes_stride + work.first_row_tile * tile_bytes;
-    const uint32_t bytes = work.tile.count * Layout::kRowBytes + work.row_tiles * kCodesBytes;
+    const uint32_t row_bytes = work.tile.count * Layout::kRowBytes, bytes = row_bytes + work.row_tiles * kCodesBytes;
     for (int block = 0; block < blocks; ++block) {
       const uint32_t stage = ring.Stage(place.stage), full = ring.Full(place.stage);
       WaitBarrier(ring.Empty(place.stage), place.parity);
       ArriveExpecting(full, bytes);
-      CopyRows<Layout>(stage, rows, work.tile.count, full, list.rank);
-      if (work.row_tiles > 0) CopyBulk(stage + Layout::kWeights, codes, kCodesBytes, full);
+      CopyBulk(stage + Layout::kRows, rows, row_bytes, full);
+      CopyBulk(stage + Layout::kWeights, codes, kCodesBytes, full);
       if (work.row_tiles > 1) CopyBulk(stage + Layout::kWeights + kCodesBytes, codes + tile_bytes, kCodesBytes, full);
       rows += args.x.panel_stride;
       codes += kCodesBytes;
@@ -232,7 +205,7 @@ __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, con
   using Maker = ScaleMaker<Layout, kSlots>;
   RingPlace<Layout::kStages> place{0, 1};
   int turn = 0;  // whose the next block is
-  for (int at = list.first(); at < list.size(); at += list.stride()) {
+  for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
     const Maker maker(args.weights, work);
     typename Maker::Raw raw[Layout::kTiles];

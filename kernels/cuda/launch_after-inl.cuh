@@ -31,38 +31,26 @@ __device__ inline void BeginAfterEarlier() {
   LetLaterStart();
 }
 
-// `cluster`: thread blocks of a cluster along x. Objects hold machine code for given architectures alone, so that a device of
-// capability 9.0 never runs code that was compiled for one without the instructions above.
+// Objects hold machine code for given architectures alone, so that a device of capability 9.0 never runs code that was compiled for
+// one without the instructions above.
 template <typename... Parameters>
-cudaError_t LaunchClusterAfter(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
-                               cudaStream_t stream, Parameters... arguments) {
+cudaError_t LaunchAfter(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                        Parameters... arguments) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute after;
+  after.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  after.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = attributes;
-  if (major >= 9) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {cluster, 1, 1};
-  }
+  config.attrs = &after;
+  config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-// Without clusters.
-template <typename... Parameters>
-cudaError_t LaunchAfter(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                        Parameters... arguments) {
-  return LaunchClusterAfter(kernel, 1, grid, block, shared, stream, arguments...);
 }
 
 }  // namespace moed::cuda

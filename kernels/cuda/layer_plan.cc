@@ -180,24 +180,46 @@ bool HopperDecodes(const WeightScheme& weights) {
 
 }  // namespace
 
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts) {
+WeightKinds KindsOf(const LayerPlan& plan) {
+  WeightKinds kinds;
+  for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
+    if (shape == &plan.up && plan.paired) continue;
+    (shape->codes == Codes::kBf16 ? kinds.bf16 : kinds.codes) = true;
+  }
+  return kinds;
+}
+
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
   constexpr double kTileCost = 40;
-  if (slots < kFewestHopperRows * std::min(slots, experts)) return 0;
-  const int most = kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
+  const int most = kinds.bf16 ? kMostBf16Rows : kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
   return CheapestTile(kHopperTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }
 
-int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, bool decoded) {
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
   const int64_t reached = std::min(slots, experts);
   constexpr int64_t kMostOfEight = 5;  // rows of an expert on average for tiles of 8
-  if (slots > (decoded ? kMostFewRows : kFewestHopperRows) * reached) return 0;
+  if (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * reached) return 0;
   return kFewRowsTileRowChoices[slots > kMostOfEight * reached ? 1 : 0];
 }
 
-int32_t FewRowsRanges(int64_t tiles, const PackedShape& shape) {
-  const int64_t blocks = std::max<int64_t>(tiles * shape.row_tiles, 1);
-  const int64_t wanted = (kFewRowsBlocks + blocks - 1) / blocks;
-  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(shape.blocks / kFewestRangeBlocks, 1)));
+int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows) {
+  const double tiles = ExpectedTiles(MeanRows(slots, experts), rows) * static_cast<double>(std::min(slots, experts));
+  return std::min(TileCapacity(slots, experts, rows), static_cast<int64_t>(std::lround(tiles)));
+}
+
+int32_t FewRowsRanges(int64_t tiles, int64_t expected, const PackedShape& shape) {
+  // Of a multiprocessor: thread blocks that keep it busy, and what each costs besides its inputs, in blocks of 64 of them.
+  constexpr int64_t kBusy = 4, kStart = 16;
+  const int64_t most = shape.blocks / kFewestRangeBlocks, places = tiles * shape.row_tiles;
+  int32_t best = 1;
+  int64_t least = 0;
+  for (int64_t ranges = 1; ranges <= most; ++ranges) {
+    if (ranges > 1 && (places > kFewRowsCounters || places * ranges > kFewRowsBlocks)) break;
+    const int64_t blocks = (expected * shape.row_tiles * ranges + kProcessors - 1) / kProcessors;
+    const int64_t cost = std::max(blocks, kBusy) * ((shape.blocks + ranges - 1) / ranges + kStart);
+    if (ranges == 1 || cost < least) best = static_cast<int32_t>(ranges), least = cost;
+  }
+  return best;
 }
 
 namespace {
@@ -207,7 +229,7 @@ int64_t PartialsOf(const PackedShape& shape, int64_t slots, int64_t experts) {
   const int64_t ranges = shape.blocks / kFewestRangeBlocks;
   if (ranges < 2) return 0;
   const int64_t tiles = TileCapacity(slots, experts, kFewRowsTileRowChoices[0]);
-  const int64_t blocks = std::min<int64_t>(2 * kFewRowsBlocks, tiles * shape.row_tiles * ranges);
+  const int64_t blocks = std::min<int64_t>(kFewRowsBlocks, tiles * shape.row_tiles * ranges);
   return blocks * kTileRows * kFewRowsTileRowChoices[std::size(kFewRowsTileRowChoices) - 1];
 }
 
@@ -255,7 +277,7 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hoppe
     for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
       partials = std::max(partials, PartialsOf(*shape, slots, desc.num_experts));
     }
-    w.finished = take(kFewRowsBlocks, sizeof(uint32_t));
+    w.finished = take(kFewRowsCounters, sizeof(uint32_t));
     w.partials = take(partials, sizeof(float));
   }
   operand(plan.gate_x, plan.gate, TermsOf(dtype), &w.gate_x, &w.gate_scales);

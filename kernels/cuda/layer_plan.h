@@ -80,20 +80,31 @@ int64_t SortScratch(int64_t slots, int64_t experts);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// Rows of an expert on average, as measured on an H200 (docs/performance.md): the fewest for Hopper's products, and the most for the
-// product for few rows where weights are codes, which more tiles of it decode again. Of bf16 weights it has none above the fewest.
-inline constexpr int64_t kFewestHopperRows = 12, kMostFewRows = 20;
+// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: fewer of
+// bf16 weights, which it does not have to decode again for every tile.
+inline constexpr int64_t kMostFewRows = 20, kMostFewRowsOfBf16 = 12;
 
-// The same for Hopper's own products, and 0 where experts have too few rows on average.
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts);
+// What the weights of a layer's projections are.
+struct WeightKinds {
+  bool codes = false;  // of some projection
+  bool bf16 = false;
+};
+WeightKinds KindsOf(const LayerPlan& plan);
 
-// The same for the product for few rows, and 0 where experts have too many. `decoded`: weights are codes and not bf16.
-int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, bool decoded);
+// The same for Hopper's own products, which do not have every size for every kind of weights.
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
 
-// Ranges that the product for few rows cuts the inputs of a matrix into, for `tiles` tiles of rows: enough for kFewRowsBlocks
-// thread blocks, each with kFewestRangeBlocks blocks of inputs or more. Above 1 there are less than twice as many thread blocks.
+// The same for the product for few rows, and 0 where experts have too many.
+int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
+
+// Ranges that this product cuts the inputs of a matrix into, for `tiles` tiles of rows at most, of which `expected` are likely: those
+// that let the multiprocessors finish together soonest, each of kFewestRangeBlocks blocks of inputs or more. Above 1 there are at
+// most kFewRowsCounters tiles by row tiles, and kFewRowsBlocks thread blocks.
 inline constexpr int kFewestRangeBlocks = 4;
-int32_t FewRowsRanges(int64_t tiles, const PackedShape& shape);
+int32_t FewRowsRanges(int64_t tiles, int64_t expected, const PackedShape& shape);
+
+// Tiles of `rows` rows that random routing makes of `slots` slots.
+int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows);
 
 // Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);

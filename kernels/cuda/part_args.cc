@@ -70,10 +70,10 @@ class PartFiller {
                        (!plan_.paired && plan_.up_x.terms(TermsOf(input_.dtype)) > 1);
     sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     if (!moe_.hopper() || terms) return;
-    const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, plan_.gate.codes != Codes::kBf16);
-    const int32_t many = few > 0 ? 0 : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts);
-    product_ = many > 0 ? Product::kHopper : Product::kFewRows;
-    sort->tile_rows = many > 0 ? many : few;
+    const WeightKinds kinds = KindsOf(plan_);
+    const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
+    product_ = few > 0 ? Product::kFewRows : Product::kHopper;
+    sort->tile_rows = few > 0 ? few : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
     if (few > 0) sort->finished = At<uint32_t>(w_.finished);
   }
   bool hopper() const { return product_ == Product::kHopper; }
@@ -265,7 +265,7 @@ class PartFiller {
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
     if (product_ != Product::kFewRows) return launch;
-    launch.ranges = FewRowsRanges(launch.tiles, shape);
+    launch.ranges = FewRowsRanges(launch.tiles, ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens), shape);
     launch.slots = shape.groups > 1 ? shape.slots : 0;
     launch.scale_bytes = ScaleBytes(shape.scale);
     args->partials = At<float>(w_.partials);

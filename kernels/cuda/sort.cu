@@ -61,7 +61,7 @@ __device__ FewRank RankAmong(const int32_t* ids, int slots, int i, int id) {
 // The counters of the product for few rows; all threads of one block.
 __device__ void ClearFinished(const SortArgs& a) {
   if (a.finished == nullptr) return;
-  for (int i = threadIdx.x; i < kFewRowsBlocks; i += blockDim.x) a.finished[i] = 0;
+  for (int i = threadIdx.x; i < kFewRowsCounters; i += blockDim.x) a.finished[i] = 0;
 }
 
 __global__ void __launch_bounds__(kFewSlots) SortFew(const SortArgs* args) {

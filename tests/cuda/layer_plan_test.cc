@@ -92,12 +92,12 @@ int64_t TilesOf(const std::vector<int64_t>& counts, int64_t tile_rows) {
 size_t PartialBytes(const LayerPlan& plan, const MoeDesc& desc, int64_t slots) {
   size_t most = 0;
   for (int64_t of = 1; of <= std::min<int64_t>(slots, kMostFewRows * desc.num_experts); ++of) {
-    const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts, true);
+    const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts, KindsOf(plan));
     if (rows == 0) continue;
     const int64_t tiles = TileCapacity(of, desc.num_experts, rows);
     for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
       if (shape == &plan.up && plan.paired) continue;
-      const int64_t ranges = FewRowsRanges(tiles, *shape);
+      const int64_t ranges = FewRowsRanges(tiles, ExpectedTilesOf(of, desc.num_experts, rows), *shape);
       if (ranges > 1) most = std::max(most, static_cast<size_t>(tiles * shape->row_tiles * ranges * kTileRows * rows) * 4);
     }
   }
@@ -118,8 +118,10 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   for (bool terms : {false, true}) {
     tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, terms)));
   }
-  const int32_t hopper_rows = HopperTileRowsFor(slots, desc.num_experts);
-  if (hopper_rows > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, hopper_rows));
+  for (const int32_t of_kind : {HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan)),
+                                FewRowsTileRowsFor(slots, desc.num_experts, KindsOf(plan))}) {
+    if (of_kind > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, of_kind));
+  }
   const size_t experts = static_cast<size_t>(desc.num_experts), blocks = static_cast<size_t>(SortBlocks(slots, desc.num_experts));
   std::vector<Array> arrays = {{"count", w.count, experts * std::max<size_t>(blocks, 2) * 4},
                                {"source", w.source, s * 4},
@@ -136,7 +138,7 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
                                {"h_scales", w.h_scales, scales(plan.down_h)},
                                {"y", w.y, s * static_cast<size_t>(desc.hidden) * 4}};
   if (FitsHopper(desc.scheme)) {
-    arrays.push_back({"finished", w.finished, kFewRowsBlocks * 4});
+    arrays.push_back({"finished", w.finished, kFewRowsCounters * 4});
     arrays.push_back({"partials", w.partials, PartialBytes(plan, desc, slots)});
   }
   if (!plan.paired) {
@@ -204,26 +206,28 @@ TEST_CASE("layer plan: tiles hold what most experts of a random routing have, wh
   }
 }
 
-TEST_CASE("layer plan: Hopper's tiles are for experts of 12 rows on average, in the sizes that exist") {
+constexpr WeightKinds kCodesOnly = {true, false}, kBf16Only = {false, true}, kBothKinds = {true, true};
+
+TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of weights of the layer") {
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
-    for (int64_t slots = 1; slots <= 200 * experts; slots += std::max<int64_t>(1, experts / 3)) {
-      const int32_t rows = HopperTileRowsFor(slots, experts);
-      REQUIRE((rows == 0) == (slots < kFewestHopperRows * std::min(slots, experts)));
-      if (rows == 0) continue;
-      REQUIRE(std::find(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) !=
-              std::end(kHopperTileRowChoices));
+    for (int64_t slots = 1; slots <= 300 * experts; slots += std::max<int64_t>(1, experts / 3)) {
+      for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
+        const int32_t rows = HopperTileRowsFor(slots, experts, kinds);
+        REQUIRE(std::count(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) == 1);
+        if (kinds.bf16) REQUIRE(rows <= kMostBf16Rows);
+      }
     }
   }
 }
 
 TEST_CASE("layer plan: nearly all experts of a random routing fit Hopper's tile, until they are more than the widest holds") {
   for (int64_t mean : {12, 20, 32, 64, 100, 128}) {
-    const int32_t rows = HopperTileRowsFor(mean * 64, 64);
+    const int32_t rows = HopperTileRowsFor(mean * 64, 64, kBf16Only);
     INFO(mean << " rows an expert: tiles of " << rows);
     CHECK(rows >= mean + static_cast<int64_t>(std::sqrt(static_cast<double>(mean))));
     CHECK(rows <= 2 * mean + 16);
   }
-  CHECK(HopperTileRowsFor(2048 * 8, 8) >= 128);
+  for (const WeightKinds kinds : {kCodesOnly, kBf16Only}) CHECK(HopperTileRowsFor(2048 * 8, 8, kinds) >= 128);
 }
 
 TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {
@@ -247,9 +251,9 @@ TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on av
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
     for (int64_t slots = 1; slots <= 30 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       const int64_t reached = std::min(slots, experts);
-      for (bool decoded : {false, true}) {
-        const int32_t rows = FewRowsTileRowsFor(slots, experts, decoded);
-        REQUIRE((rows == 0) == (slots > (decoded ? 20 : 12) * reached));
+      for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
+        const int32_t rows = FewRowsTileRowsFor(slots, experts, kinds);
+        REQUIRE((rows == 0) == (slots > (kinds.bf16 ? 12 : 20) * reached));
         if (rows > 0) REQUIRE(rows == (slots > 5 * reached ? 16 : 8));
       }
     }
@@ -263,20 +267,24 @@ TEST_CASE("layer plan: inputs are cut into ranges where thread blocks are few, a
       for (int64_t blocks : {1, 3, 4, 7, 8, 11, 45, 224}) {
         shape.row_tiles = row_tiles;
         shape.blocks = blocks;
-        const int64_t ranges = FewRowsRanges(tiles, shape), whole = tiles * row_tiles;
-        INFO(tiles << " tiles, " << row_tiles << " row tiles, " << blocks << " blocks");
-        REQUIRE(ranges >= 1);
-        if (ranges == 1) {
-          CHECK((whole >= kFewRowsBlocks || blocks < 2 * kFewestRangeBlocks));
-          continue;
+        for (int64_t expected : {tiles, (tiles + 1) / 2}) {
+          const int64_t ranges = FewRowsRanges(tiles, expected, shape), places = tiles * row_tiles;
+          INFO(tiles << " tiles, " << row_tiles << " row tiles, " << blocks << " blocks");
+          REQUIRE(ranges >= 1);
+          if (places <= kProcessors && blocks >= 8 * kFewestRangeBlocks) CHECK(ranges > 1);
+          if (ranges == 1) continue;
+          CHECK(places <= kFewRowsCounters);
+          CHECK(places * ranges <= kFewRowsBlocks);
+          CHECK(blocks / ranges >= kFewestRangeBlocks);
         }
-        CHECK(whole < kFewRowsBlocks);  // so that each has a counter
-        CHECK(whole * ranges < 2 * kFewRowsBlocks);
-        CHECK(blocks / ranges >= kFewestRangeBlocks);
-        CHECK((whole * ranges >= kFewRowsBlocks || ranges == blocks / kFewestRangeBlocks));
       }
     }
   }
+  // Mixtral's gate and up, and down, for one token: all thread blocks run at once.
+  shape.row_tiles = 224, shape.blocks = 64;
+  CHECK(FewRowsRanges(2, 2, shape) == 1);
+  shape.row_tiles = 32, shape.blocks = 224;
+  CHECK(FewRowsRanges(2, 2, shape) * 64 <= 5 * kProcessors);
 }
 
 TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they may begin, and hold what kernels write") {
