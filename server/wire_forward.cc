@@ -284,18 +284,21 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   return checked;
 }
 
-v1::ForwardResponse ForwardAnswer(const v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows) {
+v1::ForwardResponse BeginAnswer(const v1::ForwardRequest& request) {
   v1::ForwardResponse answer;
-  answer.set_backend(info.backend);
-  answer.set_scheme(info.scheme);
-  answer.set_generation(info.generation);
   answer.set_request_id(request.request_id());
-  answer.mutable_timing()->set_compute_us(info.compute_us);
-  if (request.return_routing()) {
-    FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer.mutable_routing()->mutable_ids());
-    FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer.mutable_routing()->mutable_weights());
-  }
+  answer.mutable_timing();
   return answer;
+}
+
+void EndAnswer(const ForwardInfo& info, int64_t rows, v1::ForwardResponse* answer) {
+  answer->set_backend(info.backend);
+  answer->set_scheme(info.scheme);
+  answer->set_generation(info.generation);
+  answer->mutable_timing()->set_compute_us(info.compute_us);
+  if (!info.want_routing) return;
+  FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer->mutable_routing()->mutable_ids());
+  FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer->mutable_routing()->mutable_weights());
 }
 
 absl::StatusOr<std::byte*> AddressIn(const std::string& field, const SharedMemory& memory, const SharedPlace& place, size_t bytes) {

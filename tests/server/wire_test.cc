@@ -350,11 +350,12 @@ TEST_CASE("Head, data and rest together are the serialised answer") {
   for (const int64_t rows : {0, 1, 1000}) {
     v1::ForwardRequest request = Good();
     request.set_request_id("abc");
-    request.set_return_routing(rows == 1);
+    info.want_routing = rows == 1;
     std::string data(static_cast<size_t>(rows) * kHidden * 2, '\0');
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 31);
-    const std::string bytes = OutputHead(DType::kF16, rows, kHidden) + data +
-                              ForwardAnswer(request, info, rows).SerializeAsString();
+    v1::ForwardResponse rest = BeginAnswer(request);
+    EndAnswer(info, rows, &rest);
+    const std::string bytes = OutputHead(DType::kF16, rows, kHidden) + data + rest.SerializeAsString();
     v1::ForwardResponse answer;
     REQUIRE(answer.ParseFromString(bytes));
     CHECK(answer.output().dtype() == v1::DTYPE_F16);
