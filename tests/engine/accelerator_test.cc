@@ -2,7 +2,6 @@
 // many run at once, and what happens when the device refuses or fails.
 #include <catch2/catch.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -11,117 +10,13 @@
 
 #include "engine/engine.h"
 #include "kernels/backends.h"
-#include "tests/support/checkpoint_builder.h"
-#include "tests/support/puppet_accelerator.h"
-#include "tests/support/temp_dir.h"
+#include "tests/engine/accelerator_bench.h"
 
 namespace moed {
 namespace {
 
 using namespace testing;  // NOLINT: the builder's vocabulary
 using Catch::Matchers::Contains;
-
-constexpr int kExperts = 6, kTopK = 2;
-constexpr int64_t kHidden = 64;
-
-// Layers with a shared expert whose weights are bf16, and int4 routed experts: policies can part them.
-ModelSpec SharedModel() {
-  ModelSpec spec{.family = ModelFamily::kDeepseekV3, .num_layers = 2, .hidden = kHidden, .intermediate = 32};
-  spec.num_experts = kExperts;
-  spec.top_k = kTopK;
-  spec.experts = {.format = ExpertFormat::kPacked, .group = 32};
-  return spec;
-}
-ModelSpec PlainModel() {
-  return {.family = ModelFamily::kQwen3Moe, .hidden = kHidden, .intermediate = 64, .num_experts = kExperts, .top_k = kTopK};
-}
-
-struct Files {
-  explicit Files(const ModelSpec& spec) {
-    CheckpointBuilder builder;
-    layer = AddModel(spec, &builder).back().layer;
-    REQUIRE(builder.Write(dir.path()).ok());
-  }
-  TempDir dir;
-  int layer = 0;  // the last one
-};
-
-// An engine with a puppet. The puppet outlives it.
-struct Bench {
-  explicit Bench(const std::string& policy = "auto", const std::function<void(EngineOptions&)>& change = {}) {
-    EngineOptions options;
-    options.threads = 2;
-    options.device = ThisDevice();
-    puppet.Describe(&options.device);
-    options.policy = *Policy::Parse(policy);
-    if (change) change(options);
-    std::vector<const Backend*> backends = LinkedBackends();
-    backends.insert(backends.begin(), &backend);
-    engine = std::make_unique<Engine>(options, backends);
-  }
-  void Load(const Files& files) {
-    absl::Status status = engine->Plan("m", files.dir.path());
-    if (status.ok()) status = engine->Load("m", {});
-    INFO(status.ToString());
-    REQUIRE(status.ok());
-  }
-
-  PuppetAccelerator puppet;
-  PuppetBackend backend{&puppet};
-  std::unique_ptr<Engine> engine;
-};
-
-// Rows and the three ways to route them.
-struct Input {
-  explicit Input(int64_t count) : rows(count), x(CaseHidden(count, kHidden)), logits(static_cast<size_t>(count * kExperts)) {
-    for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>((i * 7919) % 13) / 4.0f;
-    for (int64_t row = 0; row < count; ++row) {
-      for (int slot = 0; slot < 3; ++slot) {
-        ids.push_back(static_cast<int32_t>((row + 2 * slot) % kExperts));
-        weights.push_back(0.5f + 0.25f * static_cast<float>(slot));
-      }
-    }
-  }
-  ForwardCall Call(int layer, int way, bool routed_only = false) const {
-    ForwardCall call;
-    call.layer = layer;
-    call.hidden = {x.data(), DType::kF32, rows, kHidden};
-    call.routed_only = routed_only;
-    if (way == 1) call.routing = RoutingByLogits{logits};
-    if (way == 2) call.routing = RoutingByIds{3, ids, weights};
-    return call;
-  }
-
-  int64_t rows;
-  std::vector<float> x;
-  std::vector<float> logits;
-  std::vector<int32_t> ids;  // three slots, more than the model's
-  std::vector<float> weights;
-};
-
-struct Answer {
-  absl::Status status;
-  std::vector<float> y;
-  ForwardInfo info;
-};
-
-Answer Ask(Engine* engine, const Input& input, const ForwardCall& call) {
-  Answer answer;
-  answer.y.assign(static_cast<size_t>(input.rows * kHidden), -1.0f);
-  answer.info.want_routing = true;
-  answer.status = engine->Forward("m", call, {answer.y.data(), DType::kF32, input.rows, kHidden}, &answer.info);
-  return answer;
-}
-
-void CheckSame(const Answer& got, const Answer& want) {
-  INFO(got.status.ToString() << " / " << want.status.ToString());
-  REQUIRE((got.status.ok() && want.status.ok()));
-  REQUIRE(got.y.size() == want.y.size());
-  CHECK((got.y.empty() || std::memcmp(got.y.data(), want.y.data(), got.y.size() * sizeof(float)) == 0));
-  CHECK(got.info.top_k == want.info.top_k);
-  CHECK(got.info.ids == want.info.ids);
-  CHECK(got.info.weights == want.info.weights);
-}
 
 // Every way to route, with and without the shared expert, in one piece and in chunks.
 void CompareWithHost(const Files& files, Bench& bench, Bench& host) {
@@ -186,94 +81,6 @@ TEST_CASE("A layer with one part on the accelerator and one on the host takes th
     CHECK(bench.puppet.counts().prepared_calls > 0);
     CHECK(bench.engine->SelfCheck("m", -1, 4, 1).ok());
   }
-}
-
-namespace {
-
-// Hidden states of a call that another thread writes a few bytes at a time.
-class ComingRows : public IncomingRows {
- public:
-  ComingRows(const Input& input, size_t part) : from_(input.x), to_(input.x.size(), -7.0f), part_(part) {}
-  ~ComingRows() override {
-    if (writer_.joinable()) writer_.join();
-  }
-  // `call` with hidden states that are not there yet.
-  ForwardCall Of(ForwardCall call) {
-    call.hidden.data = to_.data();
-    call.incoming = this;
-    return call;
-  }
-  void Start() {
-    writer_ = std::thread([this] {
-      for (size_t at = 0; at < bytes(); at += part_) {
-        const size_t end = std::min(at + part_, bytes());
-        std::memcpy(reinterpret_cast<char*>(to_.data()) + at, reinterpret_cast<const char*>(from_.data()) + at, end - at);
-        there_.store(end, std::memory_order_release);
-        std::this_thread::yield();
-      }
-    });
-  }
-  size_t WaitPast(size_t past) override {
-    ++waits_;
-    while (there_.load(std::memory_order_acquire) <= std::min(past, bytes() - 1)) std::this_thread::yield();
-    return there_.load(std::memory_order_acquire);
-  }
-  int waits() const { return waits_; }
-
- private:
-  size_t bytes() const { return from_.size() * sizeof(float); }
-
-  const std::vector<float>& from_;
-  std::vector<float> to_;
-  const size_t part_;
-  std::atomic<size_t> there_{0};
-  std::thread writer_;
-  int waits_ = 0;
-};
-
-}  // namespace
-
-TEST_CASE("Hidden states may come while a call runs, in parts that need not end with rows; layers of the host wait for all of them") {
-  const Files files(SharedModel());
-  for (const std::string policy : {"auto", "auto,scheme:bf16=require:cpu_generic", "require:cpu_generic"}) {
-    for (const bool chunks : {false, true}) {
-      Bench bench(policy, [&](EngineOptions& options) { options.max_tokens = chunks ? 4 : 64; });
-      bench.Load(files);
-      for (const size_t part : {size_t{100}, size_t{256}, size_t{5000}}) {
-        for (int64_t rows : {1, 4, 11}) {
-          INFO(policy << ", parts of " << part << " bytes, " << rows << " rows" << (chunks ? " in chunks" : ""));
-          const Input input(rows);
-          ComingRows coming(input, part);
-          const ForwardCall call = input.Call(files.layer, static_cast<int>(rows % 3));
-          const ForwardCall early = coming.Of(call);
-          coming.Start();
-          CheckSame(Ask(bench.engine.get(), input, early), Ask(bench.engine.get(), input, call));
-          const bool parts = policy == "auto" && rows <= (chunks ? 4 : 64);
-          CHECK(coming.waits() >= 1);
-          if (!parts) CHECK(coming.waits() == (policy == "auto" ? (rows + 3) / 4 : 1));
-        }
-      }
-      CHECK((bench.puppet.counts().incoming_parts > 0) == (policy == "auto"));
-    }
-  }
-}
-
-TEST_CASE("A call that fails before it needs its hidden states does not wait for them, and no row can be coming to a call without rows") {
-  const Files files(SharedModel());
-  Bench bench;
-  bench.Load(files);
-  const Input input(5), none(0);
-  ComingRows coming(input, 100), nothing(none, 100);  // of which not a byte ever comes
-  const auto fails = [&](const ForwardCall& call) { return Ask(bench.engine.get(), input, coming.Of(call)).status; };
-  CHECK(absl::IsNotFound(fails(input.Call(17, 0))));
-  ForwardCall wrong = input.Call(files.layer, 2);
-  std::get<RoutingByIds>(wrong.routing).top_k = 0;
-  CHECK(absl::IsInvalidArgument(fails(wrong)));
-  CHECK(Ask(bench.engine.get(), none, nothing.Of(none.Call(files.layer, 0))).status.ok());
-  bench.puppet.Fail("fell off the bus");
-  for (int i = 0; i < 2; ++i) CHECK(absl::IsUnavailable(fails(input.Call(files.layer, 0))));
-  CHECK(coming.waits() == 0);
-  CHECK(nothing.waits() == 0);
 }
 
 TEST_CASE("A server that holds a range of experts gives its accelerator the model's ids") {

@@ -304,6 +304,20 @@ TEST_CASE("An unknown field is refused at every depth (B57)") {
   CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_hidden()->MergeFromString(field_15)); }, {"Tensor", "field 15"});
   CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_top_k()->mutable_ids()->MergeFromString(field_15)); },
                {"Tensor", "field 15"});
+  using Change = std::function<google::protobuf::Message*(v1::ForwardRequest*)>;
+  const std::pair<Change, std::string> places[] = {
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k(); }, "TopK"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_weights(); }, "Tensor"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_weights()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_ids()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_hidden()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_router_logits(); }, "Tensor"},
+      {[](v1::ForwardRequest* r) { return r->mutable_router_logits()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_output_memory(); }, "DeviceMemory"}};
+  for (const auto& [place, name] : places) {
+    CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(place(r)->MergeFromString(field_15)); },
+                 {name + ": wanted fields of moe.v1", "field 15"});
+  }
   // `layer` sent as bytes: another type than the contract's.
   CheckInvalid([](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(std::string("\x12\x01x"))); }, {"field 2"});
 }
