@@ -19,10 +19,12 @@ namespace {
 using google::protobuf::io::CodedOutputStream;
 
 constexpr size_t kMostOfPiece = size_t{32} << 10;  // bytes a thread copies at a time
+constexpr size_t kUsualSlice = size_t{64} << 10;   // of the transport's, where messages are large
 
 // The slices of `bytes`, where they lie; none is empty. Nothing when they cannot be read.
 std::vector<std::string_view> SlicesOf(grpc::ByteBuffer* bytes) {
   std::vector<std::string_view> slices;
+  slices.reserve(bytes->Length() / kUsualSlice + 8);
   grpc::ProtoBufferReader reader(bytes);
   const void* data = nullptr;
   for (int size = 0; reader.Next(&data, &size);) {

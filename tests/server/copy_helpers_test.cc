@@ -32,7 +32,7 @@ struct Pieces : SharedCopy {
     {
       std::unique_lock<std::mutex> lock(mutex);
       if (++came >= meeting) all_came.notify_all();
-      if (came <= meeting) met = all_came.wait_for(lock, std::chrono::seconds(10), [this] { return came >= meeting; });
+      if (!all_came.wait_for(lock, std::chrono::seconds(10), [this] { return came >= meeting; })) met = false;
     }
     while (left.fetch_sub(1) > 0) ++copied;
   }
@@ -42,8 +42,8 @@ struct Pieces : SharedCopy {
   std::atomic<int>* const alive;
   std::mutex mutex;
   std::condition_variable all_came;
-  int came = 0;
-  bool met = true;
+  std::atomic<int> came{0};
+  std::atomic<bool> met{true};
 };
 
 }  // namespace
