@@ -236,7 +236,10 @@ absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& c
 absl::Status Engine::ForwardInTurn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                                    ForwardInfo* info) {
   std::unique_lock<std::mutex> turn(compute_mutex_, std::defer_lock);
-  if (layer.device == nullptr) turn.lock();
+  if (layer.device == nullptr) {
+    WaitForRows(call, call.hidden.rows);  // before the turn: nobody waits for rows of others
+    turn.lock();
+  }
   std::optional<LaneSet::Use> lane;
   if (layer.lanes != nullptr) lane.emplace(layer.lanes->Take());
   Scratch& scratch = lane ? lane->scratch() : *scratch_;

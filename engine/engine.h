@@ -65,6 +65,9 @@ struct ForwardCall {
   TensorView hidden;  // [M, H] f32, bf16 or f16; on the device only for layers that are wholly on an accelerator
   std::variant<RoutingByGate, RoutingByIds, RoutingByLogits> routing;
   bool routed_only = false;  // leave out the shared expert
+  // Of hidden, which is on the host, while it is still being written; null: all of it is there. Layers that are wholly on an
+  // accelerator start at once, others wait for all of it first. A call that fails may return without having waited.
+  IncomingRows* incoming = nullptr;
 };
 
 // What ran.

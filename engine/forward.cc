@@ -179,6 +179,11 @@ absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, co
   return absl::OkStatus();
 }
 
+void WaitForRows(const ForwardCall& call, int64_t rows) {
+  const size_t bytes = call.hidden.slice(0, rows).bytes();
+  if (call.incoming != nullptr && bytes > 0) call.incoming->WaitPast(bytes - 1);
+}
+
 absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                         WorkerPool& pool, Scratch& scratch, ForwardInfo* info) {
   absl::StatusOr<Routing> given = RouteGiven(config, layer, call, scratch);
@@ -217,6 +222,11 @@ absl::Status RunOnDevice(const ModelConfig& config, const LoadedLayer& layer, co
   for (int64_t first = 0; first < call.hidden.rows; first += *step) {
     const int64_t rows = std::min(*step, call.hidden.rows - first);
     DeviceCall part = DevicePart(config, call, first, rows);
+    if (rows == call.hidden.rows) {
+      part.incoming = call.incoming;
+    } else {
+      WaitForRows(call, first + rows);  // a chunk waits for its own rows, while those behind still come
+    }
     if (info->want_routing) {
       scratch.ids.clear();
       scratch.weights.clear();

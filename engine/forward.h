@@ -29,8 +29,11 @@ absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableT
 // Checks the shapes of a call against the layer: INVALID_ARGUMENT with the numbers.
 absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, const MutableTensorView& out);
 
-// Runs a validated call on the host's processors, parts on an accelerator by scratch.lane. Every row is routed before anything is
-// computed, so that a bad row leaves `out` unwritten.
+// Waits until the first `rows` rows of the call's hidden states are there.
+void WaitForRows(const ForwardCall& call, int64_t rows);
+
+// Runs a validated call on the host's processors, parts on an accelerator by scratch.lane. All of its hidden states must be there.
+// Every row is routed before anything is computed, so that a bad row leaves `out` unwritten.
 absl::Status RunForward(const ModelConfig& config, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                         WorkerPool& pool, Scratch& scratch, ForwardInfo* info);
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device_info.h"
+#include "kernels/incoming_rows.h"
 #include "kernels/router.h"
 #include "kernels/tensor.h"
 
@@ -77,6 +78,9 @@ struct DeviceCall {
   std::span<const float> weights;  // [M, k]
   std::span<const float> logits;   // [M, E]
   bool routed_only = false;
+  // Of x, which is on the host, while it is still being written; null: all of it is there. A call that fails may return without
+  // having waited.
+  IncomingRows* incoming = nullptr;
   // Filled with the routing that was used, [M, k] each, when not null.
   std::vector<int32_t>* used_ids = nullptr;
   std::vector<float>* used_weights = nullptr;

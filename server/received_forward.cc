@@ -2,6 +2,7 @@
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,16 +18,29 @@ namespace {
 
 using google::protobuf::io::CodedOutputStream;
 
-constexpr size_t kMostOfPiece = size_t{64} << 10;  // bytes a thread copies at a time
+constexpr size_t kMostOfPiece = size_t{32} << 10;  // bytes a thread copies at a time
+constexpr size_t kUsualSlice = size_t{64} << 10;   // of the transport's, where messages are large
+
+// The slices of `bytes`, where they lie; none is empty. Nothing when they cannot be read.
+std::vector<std::string_view> SlicesOf(grpc::ByteBuffer* bytes) {
+  std::vector<std::string_view> slices;
+  slices.reserve(bytes->Length() / kUsualSlice + 8);
+  grpc::ProtoBufferReader reader(bytes);
+  const void* data = nullptr;
+  for (int size = 0; reader.Next(&data, &size);) {
+    if (size > 0) slices.emplace_back(static_cast<const char*>(data), static_cast<size_t>(size));
+  }
+  return slices;
+}
 
 // Calls piece(std::string_view) for the bytes [begin, end) of what the slices hold, in order; no piece is empty.
 template <typename Piece>
-void ForPieces(const std::vector<grpc::Slice>& slices, size_t begin, size_t end, const Piece& piece) {
+void ForPieces(const std::vector<std::string_view>& slices, size_t begin, size_t end, const Piece& piece) {
   size_t at = 0;  // of the slice's first byte
-  for (const grpc::Slice& slice : slices) {
+  for (const std::string_view slice : slices) {
     if (at >= end) return;
     const size_t from = std::max(begin, at), to = std::min(end, at + slice.size());
-    if (from < to) piece(std::string_view(reinterpret_cast<const char*>(slice.begin()) + (from - at), to - from));
+    if (from < to) piece(slice.substr(from - at, to - from));
     at += slice.size();
   }
 }
@@ -34,8 +48,10 @@ void ForPieces(const std::vector<grpc::Slice>& slices, size_t begin, size_t end,
 // Reads pieces of memory one after the other. They must stay where they are.
 class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
  public:
+  // Room for so many more.
+  void Reserve(size_t pieces) { pieces_.reserve(pieces_.size() + pieces); }
   void Add(std::string_view piece) { pieces_.push_back(piece); }
-  void Add(const std::vector<grpc::Slice>& slices, size_t begin, size_t end) {
+  void Add(const std::vector<std::string_view>& slices, size_t begin, size_t end) {
     ForPieces(slices, begin, end, [this](std::string_view piece) { pieces_.push_back(piece); });
   }
 
@@ -79,7 +95,7 @@ class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
 };
 
 // The message with the bytes of data left out, and with the length that hidden then has, which is written to `length`.
-void AddWithoutData(const std::vector<grpc::Slice>& slices, size_t size, const HiddenPlace& hidden, uint8_t (&length)[5],
+void AddWithoutData(const std::vector<std::string_view>& slices, size_t size, const HiddenPlace& hidden, uint8_t (&length)[5],
                     PieceStream* stream) {
   const size_t data_end = hidden.data_at + hidden.bytes;
   const size_t left = hidden.end - hidden.begin - (data_end - hidden.field_at);
@@ -96,10 +112,13 @@ absl::Status ReceivedForward::Parse(grpc::ByteBuffer* bytes) {
   const size_t size = bytes->Length();
   if (size == 0) return absl::OkStatus();  // a message without fields
   const google::protobuf::Descriptor& descriptor = *message_.GetDescriptor();
-  if (!bytes->Dump(&slices_).ok()) return CannotParse(descriptor, size);
+  bytes_.Swap(bytes);
+  slices_ = SlicesOf(&bytes_);
+  if (slices_.empty()) return CannotParse(descriptor, size);
   std::optional<HiddenPlace> hidden;
   {
     PieceStream all;
+    all.Reserve(slices_.size());
     all.Add(slices_, 0, size);
     if (absl::Status status = CheckBytes(&all, size, descriptor, &hidden); !status.ok()) return status;
   }
@@ -111,37 +130,56 @@ absl::Status ReceivedForward::Parse(grpc::ByteBuffer* bytes) {
     stream.Add(slices_, 0, size);
   }
   if (!message_.ParseFromZeroCopyStream(&stream)) return CannotParse(descriptor, size);
-  bytes->Clear();
   if (hidden) {
     hidden_at_ = hidden->data_at, hidden_bytes_ = hidden->bytes;
   } else {
     slices_.clear();
+    bytes_.Clear();
   }
   return absl::OkStatus();
 }
 
 void ReceivedForward::PlaceHidden(std::byte* to) {
+  pieces_.reserve(slices_.size() + hidden_bytes_ / kMostOfPiece);
   ForPieces(slices_, hidden_at_, hidden_at_ + hidden_bytes_, [&](std::string_view slice) {
     for (; !slice.empty(); slice.remove_prefix(pieces_.back().bytes)) {
       pieces_.push_back({to, slice.data(), std::min(slice.size(), kMostOfPiece)});
       to += pieces_.back().bytes;
     }
   });
+  copied_ = std::make_unique<std::atomic<bool>[]>(pieces_.size());
 }
 
-void ReceivedForward::CopyHidden() {
-  for (size_t at = next_.fetch_add(1, std::memory_order_relaxed); at < pieces_.size();
-       at = next_.fetch_add(1, std::memory_order_relaxed)) {
-    std::memcpy(pieces_[at].to, pieces_[at].from, pieces_[at].bytes);
-    // All other pieces are copied when this was the last: nobody reads the slices any more.
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces_.size()) slices_ = {};
+// False when every piece was begun.
+bool ReceivedForward::CopyPiece() {
+  const size_t at = next_.fetch_add(1, std::memory_order_relaxed);
+  if (at >= pieces_.size()) return false;
+  std::memcpy(pieces_[at].to, pieces_[at].from, pieces_[at].bytes);
+  copied_[at].store(true, std::memory_order_release);
+  done_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void ReceivedForward::TakePart() {
+  while (CopyPiece()) {
   }
 }
 
-void ReceivedForward::WaitForHidden() {
-  CopyHidden();
-  // Now another thread may still be at a piece. It has the processor, or soon will.
+size_t ReceivedForward::WaitPast(size_t bytes) {
+  for (;;) {
+    while (prefix_pieces_ < pieces_.size() && copied_[prefix_pieces_].load(std::memory_order_acquire)) {
+      prefix_bytes_ += pieces_[prefix_pieces_++].bytes;
+    }
+    if (prefix_bytes_ > bytes || prefix_pieces_ == pieces_.size()) return prefix_bytes_;
+    // Without a piece to copy, other threads are at those that are missing. They have a processor, or soon will.
+    if (!CopyPiece()) std::this_thread::yield();
+  }
+}
+
+void ReceivedForward::LetGo() {
   while (done_.load(std::memory_order_acquire) < pieces_.size()) std::this_thread::yield();
+  slices_ = {};
+  bytes_.Clear();
 }
 
 }  // namespace moed

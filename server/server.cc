@@ -78,10 +78,16 @@ std::vector<std::string> HealthNames(const Engine& engine) {
   return names;
 }
 
+// Threads that copy: none where they would take the processors of those that receive and compute.
+int HelpersOf(const HostStatus& host) {
+  const double processors = host.cpu_quota > 0 ? std::min<double>(host.processors, host.cpu_quota) : host.processors;
+  return std::clamp(static_cast<int>(processors / 4), 0, CopyHelpers::kMost);
+}
+
 }  // namespace
 
 Server::Server(const ServeOptions& options, Engine* engine)
-    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_),
+    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_, &helpers_),
       engine_(engine), main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
@@ -92,7 +98,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   server->queue_.Start(at_once, [engine, at_once] {
     if (at_once == 1) engine->PinComputeThread();  // several would take one processor in turns
   });
-  if (engine->UsesGpu()) server->StartDeviceWatch();
+  if (engine->UsesGpu()) {
+    server->helpers_.Start(HelpersOf(engine->Host()));
+    server->StartDeviceWatch();
+  }
   return server;
 }
 
@@ -157,6 +166,7 @@ void Server::Drain() {
   }
   if (device_watch_.joinable()) device_watch_.join();
   queue_.Shutdown();
+  helpers_.Stop();
   service_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);
   main_health_.EndWatches();

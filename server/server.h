@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "server/copy_helpers.h"
 #include "server/health.h"
 #include "server/options.h"
 #include "server/service.h"
@@ -57,6 +58,7 @@ class Server {
   void StartDeviceWatch();
 
   WorkQueue queue_;
+  CopyHelpers helpers_;
   MoeService service_;
   Engine* const engine_;
   HealthService main_health_;

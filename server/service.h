@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "proto/moe/v1/moe.grpc.pb.h"
 #include "server/call.h"
+#include "server/copy_helpers.h"
 #include "server/received_forward.h"
 #include "server/request.h"
 #include "server/wire.h"
@@ -36,8 +37,8 @@ inline constexpr size_t kMaxBytesInFlight = size_t{1} << 30;
 
 class MoeService final : public MoeServiceBase {
  public:
-  // Both must outlive the service; every model must be planned.
-  MoeService(Engine* engine, WorkQueue* queue);
+  // All must outlive the service; every model must be planned.
+  MoeService(Engine* engine, WorkQueue* queue, CopyHelpers* helpers);
 
   void SetPhase(Phase phase) { phase_.store(phase); }
 
@@ -71,6 +72,7 @@ class MoeService final : public MoeServiceBase {
 
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
   absl::Status PlaceHidden(ForwardJob* job);
+  void CopyHidden(const std::shared_ptr<ForwardJob>& job);
   absl::Status RunForward(ForwardJob* job);
   absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
                                        size_t bytes, std::shared_ptr<const SharedMemory>* held);
@@ -82,6 +84,7 @@ class MoeService final : public MoeServiceBase {
 
   Engine* const engine_;
   WorkQueue* const queue_;
+  CopyHelpers* const helpers_;
   const ModelTable models_;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
   std::atomic<Phase> phase_{Phase::kLoading};
@@ -98,7 +101,10 @@ grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc
     if (status.ok()) status = call->CheckDeadline();
     if (status.ok()) status = call->Reserve(&budget_, bytes->Length());
     auto request = std::make_unique<Request>();
-    if (status.ok() && kind == Kind::kComputes && uses_gpu_) queue_->Expect();
+    if (status.ok() && kind == Kind::kComputes && uses_gpu_) {
+      queue_->Expect();
+      helpers_->Expect(CopyHelpers::For(bytes->Length()));
+    }
     // gRPC made the buffer for this call alone and const only in the signature; taking it lets the transport's slices go as
     // soon as they are parsed, which halves the memory of a waiting call.
     if (status.ok()) status = ParseRequest(const_cast<grpc::ByteBuffer*>(bytes), request.get());

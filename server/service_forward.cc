@@ -3,6 +3,10 @@
 // The hidden states are copied once, from the transport's slices to where the layer's device reads them (see received_forward.h);
 // the rest of the request is parsed into the message that the call then views. The output is computed straight into the slice that
 // is sent: the answer's other fields go around it (see OutputHead in wire.h).
+//
+// For a layer on a GPU a call runs while its hidden states are still being copied: what a compute thread does for it hides behind
+// the copy, and the first rows cross the bus before the last ones are there. Whoever copies holds the job, and so the memory on
+// both sides, however early the call ends.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -29,11 +33,6 @@ grpc::Slice SliceOf(CallMemory memory, size_t bytes) {
   return grpc::Slice(data, bytes, [](void* held) { delete static_cast<CallMemory*>(held); }, owner.release());
 }
 
-grpc::ByteBuffer Assemble(const std::string& head, grpc::Slice data, const std::string& rest) {
-  const grpc::Slice slices[] = {grpc::Slice(head), std::move(data), grpc::Slice(rest)};
-  return grpc::ByteBuffer(slices, 3);
-}
-
 }  // namespace
 
 // A parsed call on its way through the queue. `checked` views `*request` and `hidden`.
@@ -49,6 +48,8 @@ struct MoeService::ForwardJob {
   MutableTensorView out;
   grpc::Slice output;  // owns out, unless that is in device memory
   std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
+  grpc::Slice head;          // of the answer: what comes before the output's data
+  v1::ForwardResponse rest;  // and what comes after, as far as it is known
 };
 
 grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
@@ -69,7 +70,7 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
   job->checked = *std::move(checked);
   call->SetRequestId(message.request_id());
   if (absl::Status status = PlaceHidden(job.get()); !status.ok()) return status;
-  if (!uses_gpu_) job->request->CopyHidden();  // processors have other work than to copy, or to wait for who does
+  if (!uses_gpu_) CopyHidden(job);  // processors have other work than to copy, or to wait for who does
   job->queued = steady_clock::now();
   absl::Status status = call->Queue(queue_, [this, job](WorkQueue::Duration) {
     const absl::Status ran = RunForward(job.get());
@@ -77,8 +78,7 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
     job->call->Done(ran);
     return WorkQueue::Next::kDone;
   });
-  // After the call was queued: a compute thread that is free helps.
-  if (status.ok()) job->request->CopyHidden();
+  if (status.ok() && uses_gpu_) CopyHidden(job);
   return status;
 }
 
@@ -91,7 +91,18 @@ absl::Status MoeService::PlaceHidden(ForwardJob* job) {
   job->hidden.emplace(*std::move(memory));
   job->request->PlaceHidden(static_cast<std::byte*>(job->hidden->data()));
   checked.call.hidden.data = job->hidden->data();
+  if (uses_gpu_) checked.call.incoming = job->request.get();
   return absl::OkStatus();
+}
+
+// Copies them there, with the help of threads that have nothing else to do; where the call was queued before, also of the one that
+// computes it.
+void MoeService::CopyHidden(const std::shared_ptr<ForwardJob>& job) {
+  ReceivedForward* const request = job->request.get();
+  if (request->hidden_bytes() == 0) return;
+  const int helpers = uses_gpu_ ? CopyHelpers::For(request->hidden_bytes()) : 0;
+  helpers_->Copy(std::shared_ptr<SharedCopy>(job, request), helpers);
+  request->LetGo();
 }
 
 // The address of a place in device memory; `held` keeps it open.
@@ -131,30 +142,31 @@ absl::Status MoeService::PrepareMemory(ForwardJob* job) {
 }
 
 absl::Status MoeService::RunForward(ForwardJob* job) {
-  job->request->WaitForHidden();
   if (absl::Status status = PrepareMemory(job); !status.ok()) return status;
+  const CheckedForward& checked = job->checked;
+  job->head = grpc::Slice(OutputHead(checked.output_dtype, job->out.rows, job->out.cols, !checked.output_memory));
+  job->rest = BeginAnswer(job->request->message());
   ForwardInfo info;
   info.want_routing = job->request->message().return_routing();
-  absl::Status status = engine_->Forward(job->checked.model, job->checked.call, job->out, &info);
+  absl::Status status = engine_->Forward(checked.model, checked.call, job->out, &info);
   if (!status.ok()) return status;  // the output is dropped: of a layer on an accelerator it may be partly written
   return AnswerForward(job, info);
 }
 
 absl::Status MoeService::AnswerForward(ForwardJob* job, const ForwardInfo& info) {
-  const CheckedForward& checked = job->checked;
-  const int64_t rows = checked.call.hidden.rows, cols = checked.call.hidden.cols;
+  const int64_t rows = job->out.rows;
   const steady_clock::time_point computed = steady_clock::now();
   if (info.want_routing && info.ids.size() != static_cast<size_t>(rows * info.top_k)) {
     return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", rows, " rows"));
   }
-  v1::ForwardResponse rest = ForwardAnswer(job->request->message(), info, rows);
-  const std::string head = OutputHead(checked.output_dtype, rows, cols, !checked.output_memory);
-  v1::Timing* timing = rest.mutable_timing();
+  EndAnswer(info, rows, &job->rest);
+  v1::Timing* timing = job->rest.mutable_timing();
   timing->set_receive_us(Microseconds(job->queued - job->call->started()));
   // Also the wait for a lane or for the host's turn, which the engine does not count as computing.
   timing->set_queue_us(std::max<int64_t>(Microseconds(computed - job->queued) - info.compute_us, 0));
   timing->set_send_us(Microseconds(steady_clock::now() - computed));
-  *job->response = Assemble(head, std::move(job->output), rest.SerializeAsString());
+  const grpc::Slice slices[] = {std::move(job->head), std::move(job->output), grpc::Slice(job->rest.SerializeAsString())};
+  *job->response = grpc::ByteBuffer(slices, 3);
   return absl::OkStatus();
 }
 

@@ -105,8 +105,9 @@ struct CheckedForward {
 // call.hidden gets no address.
 absl::StatusOr<CheckedForward> CheckForward(const moe::v1::ForwardRequest& request, const ModelTable& models, size_t held_back = 0);
 
-// The fields of the answer beside the output tensor.
-moe::v1::ForwardResponse ForwardAnswer(const moe::v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows);
+// The fields of the answer beside the output tensor: what is known before the call runs, and what is known after it.
+moe::v1::ForwardResponse BeginAnswer(const moe::v1::ForwardRequest& request);
+void EndAnswer(const ForwardInfo& info, int64_t rows, moe::v1::ForwardResponse* answer);
 
 // The bytes of ForwardResponse.output up to (and without) the tensor's data: a serialised message is this head, then
 // the data, then the other fields. So an answer is sent without copying the data into a message first.

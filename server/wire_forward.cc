@@ -173,11 +173,11 @@ absl::StatusOr<RoutingByIds> ReadTopK(const v1::TopK& top_k, int64_t rows, const
   if (!ids.ok()) return ids.status();
   absl::StatusOr<Matrix> weights = ReadTyped("top_k.weights", top_k.has_weights(), top_k.weights(), v1::DTYPE_F32);
   if (!weights.ok()) return weights.status();
-  const std::string got = absl::StrCat("ids ", Shape(top_k.ids()), " and weights ", Shape(top_k.weights()));
-  if (ids->rows != weights->rows || ids->cols != weights->cols) return Invalid("top_k", "ids and weights of one shape", got);
-  if (ids->rows != rows) return Invalid("top_k", absl::StrCat(rows, " rows, as hidden has"), got);
+  const auto got = [&] { return absl::StrCat("ids ", Shape(top_k.ids()), " and weights ", Shape(top_k.weights())); };
+  if (ids->rows != weights->rows || ids->cols != weights->cols) return Invalid("top_k", "ids and weights of one shape", got());
+  if (ids->rows != rows) return Invalid("top_k", absl::StrCat(rows, " rows, as hidden has"), got());
   if (ids->cols < 1 || ids->cols > model.num_experts) {
-    return Invalid("top_k", absl::StrCat("1 to ", model.num_experts, " slots per row"), got);
+    return Invalid("top_k", absl::StrCat("1 to ", model.num_experts, " slots per row"), got());
   }
   if (absl::Status status = CheckIds(Values<int32_t>(*ids), ids->cols, model.num_experts); !status.ok()) return status;
   return RoutingByIds{static_cast<int>(ids->cols), Values<int32_t>(*ids), Values<float>(*weights)};
@@ -253,6 +253,17 @@ absl::Status ReadOutputMemory(const v1::ForwardRequest& request, CheckedForward*
                  absl::StrCat("offsets ", place->offset, " and ", hidden->offset));
 }
 
+// Whether CheckKnownFields would find nothing, without its walk through all fields.
+bool AllFieldsKnown(const v1::ForwardRequest& request) {
+  const auto known = [](const auto&... messages) {
+    return (messages.GetReflection()->GetUnknownFields(messages).empty() && ...);
+  };
+  const auto tensors_known = [&known](const auto&... tensors) { return (known(tensors, tensors.device_memory()) && ...); };
+  const v1::TopK& top_k = request.top_k();
+  return known(request, top_k, request.output_memory()) &&
+         tensors_known(request.hidden(), top_k.ids(), top_k.weights(), request.router_logits());
+}
+
 void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v1::Tensor* out) {
   out->set_dtype(dtype);
   out->add_shape(rows);
@@ -263,7 +274,9 @@ void FillTensor(v1::DType dtype, int64_t rows, int64_t cols, const void* data, v
 }  // namespace
 
 absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, const ModelTable& models, size_t held_back) {
-  if (absl::Status status = CheckKnownFields(request); !status.ok()) return status;
+  if (!AllFieldsKnown(request)) {
+    if (absl::Status status = CheckKnownFields(request); !status.ok()) return status;
+  }
   if (request.request_id().size() > kMaxRequestIdBytes) {
     return Invalid("request_id", absl::StrCat("at most ", kMaxRequestIdBytes, " bytes"),
                    absl::StrCat(request.request_id().size()));
@@ -284,18 +297,21 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   return checked;
 }
 
-v1::ForwardResponse ForwardAnswer(const v1::ForwardRequest& request, const ForwardInfo& info, int64_t rows) {
+v1::ForwardResponse BeginAnswer(const v1::ForwardRequest& request) {
   v1::ForwardResponse answer;
-  answer.set_backend(info.backend);
-  answer.set_scheme(info.scheme);
-  answer.set_generation(info.generation);
   answer.set_request_id(request.request_id());
-  answer.mutable_timing()->set_compute_us(info.compute_us);
-  if (request.return_routing()) {
-    FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer.mutable_routing()->mutable_ids());
-    FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer.mutable_routing()->mutable_weights());
-  }
+  answer.mutable_timing();
   return answer;
+}
+
+void EndAnswer(const ForwardInfo& info, int64_t rows, v1::ForwardResponse* answer) {
+  answer->set_backend(info.backend);
+  answer->set_scheme(info.scheme);
+  answer->set_generation(info.generation);
+  answer->mutable_timing()->set_compute_us(info.compute_us);
+  if (!info.want_routing) return;
+  FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer->mutable_routing()->mutable_ids());
+  FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer->mutable_routing()->mutable_weights());
 }
 
 absl::StatusOr<std::byte*> AddressIn(const std::string& field, const SharedMemory& memory, const SharedPlace& place, size_t bytes) {

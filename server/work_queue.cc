@@ -7,22 +7,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/look_out.h"
 
 namespace moed {
 namespace {
 
 std::string Microseconds(WorkQueue::Duration duration) {
   return absl::StrCat(std::chrono::duration_cast<std::chrono::microseconds>(duration).count(), " us");
-}
-
-// Longer than it takes to parse what usual requests hold beside their hidden states, shorter than what an idle server should burn.
-constexpr std::chrono::microseconds kLookOut(100);
-constexpr int kPausesPerLook = 8;
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
 }
 
 }  // namespace
@@ -162,22 +153,10 @@ bool WorkQueue::WaitForWork() {
   if (closed_) return false;
   ++looking_;
   lock.unlock();
-  LookOut();
+  LookOut(work_);
   lock.lock();
   --looking_;
   return true;
-}
-
-// Lets others have the processor, since the job that is expected may need it to come.
-void WorkQueue::LookOut() {
-  const auto end = std::chrono::steady_clock::now() + kLookOut;
-  do {
-    for (int i = 0; i < kPausesPerLook; ++i) {
-      if (work_.load(std::memory_order_relaxed)) return;
-      Pause();
-    }
-    std::this_thread::yield();
-  } while (std::chrono::steady_clock::now() < end);
 }
 
 void WorkQueue::Shutdown() {

@@ -92,7 +92,6 @@ class WorkQueue {
   void CountDrop(const absl::Status& why);  // needs the lock
   void ThreadMain();
   bool WaitForWork();
-  void LookOut();
   void NoteWork();  // needs the lock
 
   const int capacity_;

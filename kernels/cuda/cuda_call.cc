@@ -1,184 +1,17 @@
 #include "kernels/cuda/cuda_call.h"
 
 #include <algorithm>
-#include <bit>
 #include <climits>
 #include <cstring>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/call_layout.h"
 #include "kernels/cuda/call_sizes.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/part_args.h"
 #include "kernels/worker_pool.h"
 
 namespace moed::cuda {
 namespace {
-
-size_t Aligned(size_t bytes) { return (bytes + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment; }
-
-// Rows and slots of a call, and of the launches that it takes.
-struct CallSizes {
-  int64_t rows = 0, slots = 0;
-  int64_t row_capacity = 0, slot_capacity = 0;
-  int32_t top_k = 1;
-};
-
-CallSizes SizesOf(const CallTarget& target, const CallInput& input) {
-  CallSizes sizes;
-  sizes.top_k = input.top_k;
-  sizes.rows = sizes.row_capacity = input.x.rows;
-  sizes.slots = sizes.slot_capacity = sizes.rows * input.top_k;
-  if (!input.counts.empty()) {
-    sizes.slots = sizes.slot_capacity = std::accumulate(input.counts.begin(), input.counts.end(), int64_t{0});
-    sizes.row_capacity = sizes.slots;  // rows are only staged by sorted row
-  } else if (target.router != nullptr && sizes.rows <= kMostCapturedRows && input.top_k == target.router->top_k) {
-    sizes.row_capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sizes.rows)));
-    sizes.slot_capacity = sizes.row_capacity * input.top_k;
-  }
-  return sizes;
-}
-
-// Where a call's arrays lie in the workspace. What comes from the host in one copy is first: [0, sent). That part moves to the
-// lane's own arrays where it is small enough (RunningCall::Begin), at the same offsets.
-struct CallLayout {
-  size_t error = 0, ids = 0, weights = 0, counts = 0, logits = 0;
-  size_t sent = 0;
-  size_t computed_logits = 0, scratch = 0, local_ids = 0, factor = 0;
-  size_t x = 0, out = 0;
-  PartWorkspace part[2];
-  size_t bytes = 0;
-};
-
-class LayoutMaker {
- public:
-  LayoutMaker(const CallTarget& target, const CallInput& input, const CallSizes& sizes, DType out_dtype, bool x_on_host,
-              bool out_on_host)
-      : target_(target), input_(input), sizes_(sizes), out_dtype_(out_dtype), x_on_host_(x_on_host), out_on_host_(out_on_host) {}
-
-  CallLayout Make() {
-    const int64_t rows = sizes_.row_capacity, slots = sizes_.slot_capacity;
-    const int64_t experts = target_.router != nullptr ? target_.router->experts : 0;
-    CallLayout l;
-    l.error = Take(1, sizeof(int32_t));
-    l.ids = Take(slots, sizeof(int32_t));
-    l.weights = Take(slots, sizeof(float));
-    l.counts = Take(static_cast<int64_t>(input_.counts.size()), sizeof(int32_t));
-    l.logits = Take(input_.routing == RoutingKind::kLogits ? rows * experts : 0, sizeof(float));
-    l.sent = at_;
-    const bool gate = input_.routing == RoutingKind::kGate;
-    l.computed_logits = gate ? Take(rows * experts, sizeof(float)) : l.logits;
-    l.scratch = Take(input_.routing == RoutingKind::kIds ? 0 : 2 * rows * experts, sizeof(float));
-    l.local_ids = Take(slots, sizeof(int32_t));
-    l.factor = Take(rows, sizeof(float));
-    l.x = Take(x_on_host_ ? std::max(rows, input_.x.rows) : 0, input_.x.row_bytes());
-    l.out = Take(out_on_host_ ? std::max(rows, input_.x.rows) : 0, static_cast<size_t>(input_.x.cols) * DTypeBytes(out_dtype_));
-    l.part[0] = WorkspaceFor(*target_.routed, rows, slots);
-    at_ = l.part[0].end;
-    if (target_.shared != nullptr) {
-      l.part[1] = WorkspaceFor(*target_.shared, rows, rows);
-      at_ = l.part[1].end;
-    }
-    l.bytes = at_;
-    return l;
-  }
-
- private:
-  PartWorkspace WorkspaceFor(const CudaMoe& moe, int64_t rows, int64_t slots) const {
-    return WorkspaceOf(moe.desc(), moe.plan(), moe.hopper(), rows, slots, input_.x.dtype, at_);
-  }
-
-  size_t Take(int64_t count, size_t bytes) {
-    const size_t begin = at_;
-    at_ = Aligned(at_ + static_cast<size_t>(count) * bytes);
-    return begin;
-  }
-
-  const CallTarget& target_;
-  const CallInput& input_;
-  const CallSizes& sizes_;
-  const DType out_dtype_;
-  const bool x_on_host_, out_on_host_;
-  size_t at_ = 0;
-};
-
-// Fills the arguments and the plan of the launches.
-class CallFiller {
- public:
-  // `base`: of the workspace. `sent`: of what comes from the host, [0, layout.sent).
-  CallFiller(const CallTarget& target, const CallInput& input, const CallSizes& sizes, const CallLayout& layout, std::byte* base,
-             std::byte* sent)
-      : target_(target), input_(input), sizes_(sizes), layout_(layout), base_(base), sent_(sent) {}
-
-  void Fill(const MutableTensorView& out, const void* x, void* device_out, CallBlock* block, LaunchPlan* plan) const {
-    plan->rows = static_cast<int32_t>(sizes_.row_capacity);
-    plan->hidden = input_.x.cols;
-    if (target_.router != nullptr) FillRouter(x, &block->router, plan);
-    PartInput routed = {x,
-                        input_.x.dtype,
-                        sizes_.rows,
-                        sizes_.row_capacity,
-                        sizes_.slot_capacity,
-                        sizes_.top_k,
-                        nullptr,
-                        At<float>(layout_.weights)};
-    if (input_.counts.empty()) routed.ids = At<int32_t>(target_.router != nullptr ? layout_.local_ids : layout_.ids);
-    if (!input_.counts.empty()) routed.counts = At<int32_t>(layout_.counts), routed.max_m = input_.max_m;
-    FillPart(*target_.routed, routed, layout_.part[0], base_, &block->part[0], &plan->part[0]);
-    if (target_.shared != nullptr) {
-      const PartInput shared = {x, input_.x.dtype, sizes_.rows, sizes_.row_capacity, sizes_.row_capacity};
-      FillPart(*target_.shared, shared, layout_.part[1], base_, &block->part[1], &plan->part[1]);
-      FillShared(block->part[1], &block->combine);
-    }
-    FillCombine(*target_.routed, routed, block->part[0], device_out, out.dtype, &block->combine);
-    plan->combine = static_cast<int32_t>(input_.counts.empty() ? sizes_.row_capacity : sizes_.slot_capacity);
-  }
-
- private:
-  template <typename T>
-  T* At(size_t offset) const {
-    return reinterpret_cast<T*>((offset < layout_.sent ? sent_ : base_) + offset);
-  }
-  bool wants_factor() const { return target_.shared != nullptr && target_.router->shared_gate != nullptr; }
-
-  void FillRouter(const void* x, RouterArgs* args, LaunchPlan* plan) const {
-    const LayerRouter& router = *target_.router;
-    args->rows = static_cast<int32_t>(sizes_.rows);
-    args->experts = router.experts;
-    args->top_k = sizes_.top_k;
-    args->hidden = input_.x.cols;
-    args->rule = router.rule;
-    args->x = x;
-    args->x_dtype = input_.x.dtype;
-    const bool gate = input_.routing == RoutingKind::kGate;
-    if (gate) args->gate = router.gate, args->gate_bias = router.gate_bias;
-    if (wants_factor()) args->shared_gate = router.shared_gate, args->shared_factor = At<float>(layout_.factor);
-    args->logits = At<float>(layout_.computed_logits);
-    args->route = input_.routing != RoutingKind::kIds;
-    args->own_gate = gate;
-    args->correction_bias = router.correction_bias;
-    args->ids = At<int32_t>(layout_.ids);
-    args->weights = At<float>(layout_.weights);
-    args->scratch = At<float>(layout_.scratch);
-    args->first_expert = router.first_expert;
-    args->held = target_.routed->desc().num_experts;
-    args->local_ids = At<int32_t>(layout_.local_ids);
-    args->error_row = At<int32_t>(layout_.error);
-    plan->router_experts = router.experts;
-    plan->gate = gate || wants_factor();
-  }
-
-  void FillShared(const PartArgs& shared, CombineArgs* args) const {
-    args->shared = SumsOf(shared.down);
-    if (wants_factor()) args->factor = At<float>(layout_.factor);
-  }
-
-  const CallTarget& target_;
-  const CallInput& input_;
-  const CallSizes& sizes_;
-  const CallLayout& layout_;
-  std::byte *const base_, *const sent_;
-};
 
 // Bytes from which several threads copy between host buffers, and how much each takes at a time. Waking the helpers takes as long
 // as one thread needs for half a megabyte.
@@ -205,18 +38,27 @@ bool IsPinned(const void* memory) {
   return attributes.type == cudaMemoryTypeHost;
 }
 
-// One call under way.
+// Bytes of rows that are still coming which cross the bus at once: few enough that the last piece, which nothing hides, takes some
+// 6 us, enough that the host, which needs 4 us to order a copy, has time left to help with the writing.
+constexpr size_t kBusPiece = size_t{256} << 10;
+
+// One call under way. The lane's pinned memory: `in` is the block, what is sent with it, and rows that the device cannot read where
+// they lie; `back` is the error word, routing that is wanted, and rows that the device cannot write where they go. The host
+// initialises the error word before the launch, and kernels write it where it lies, so that a call without an error copies nothing.
 class RunningCall {
  public:
   RunningCall(const CallTarget& target, const CallInput& input, MutableTensorView out, CudaLane& lane, WorkerPool* pool)
       : target_(target), input_(input), out_(out), lane_(lane), pool_(pool), sizes_(SizesOf(target, input)),
         x_on_host_(input.x.place == Place::kHost), out_on_host_(out.place == Place::kHost),
-        layout_(LayoutMaker(target, input, sizes_, out.dtype, x_on_host_, out_on_host_).Make()) {}
+        layout_(LayoutOf(target, input, sizes_, out.dtype, x_on_host_, out_on_host_)) {}
 
   absl::Status Run() {
+    const bool coming = x_on_host_ && input_.incoming != nullptr;
     absl::Status status = Begin();
-    if (status.ok() && x_on_host_) status = SendRows();  // first: the arguments are made while the rows cross the bus
+    // Rows that are there go first: the arguments are made while they cross the bus. Else the arguments are made while rows come.
+    if (status.ok() && x_on_host_ && !coming) status = SendRows();
     if (status.ok()) status = SendArguments();
+    if (status.ok() && coming) status = SendComingRows();
     if (status.ok()) status = lane_.Launch(plan_);
     if (status.ok()) status = Receive();
     // Also of a call that failed half-way: what is under way reads the staging buffers, and reads and writes the caller's memory.
@@ -234,11 +76,13 @@ class RunningCall {
   }
 
  private:
+  static constexpr size_t kBackRouting = kArrayAlignment;  // behind the error word
+
   size_t x_bytes() const { return input_.x.bytes(); }
   size_t out_bytes() const { return out_.bytes(); }
   bool wants_routing() const { return input_.used_ids != nullptr || input_.used_weights != nullptr; }
 
-  // Memory. Staging: the block, what is sent with it, and rows that the device cannot read where they lie.
+  // Memory.
   absl::Status Begin() {
     absl::StatusOr<std::byte*> base = lane_.Workspace(layout_.bytes);
     if (!base.ok()) return base.status();
@@ -250,14 +94,28 @@ class RunningCall {
     if (!in.ok()) return in.status();
     in_ = *in;
     device_out_ = out_on_host_ ? base_ + layout_.out : out_.data;
+    return BeginBack();
+  }
+
+  // Without an output there are launches to capture and nothing comes back.
+  absl::Status BeginBack() {
+    direct_out_ = out_on_host_ && input_.counts.empty() && (out_.data == nullptr || IsPinned(out_.data));
+    back_routing_ = wants_routing() ? layout_.weights + static_cast<size_t>(sizes_.slots) * sizeof(float) : 0;
+    back_out_ = kBackRouting + Aligned(back_routing_);
+    absl::StatusOr<std::byte*> back = lane_.StagingOut(back_out_ + (out_on_host_ && !direct_out_ ? out_bytes() : 0));
+    if (!back.ok()) return back.status();
+    back_ = *back;
+    *error_row() = INT_MAX;
     return absl::OkStatus();
   }
 
+  // Pinned memory has the same address for the device.
+  int32_t* error_row() const { return reinterpret_cast<int32_t*>(back_); }
+
   // Arguments and plan.
   void Fill() {
-    const void* x = x_on_host_ ? base_ + layout_.x : input_.x.data;
-    CallBlock* block = new (in_) CallBlock;
-    CallFiller(target_, input_, sizes_, layout_, base_, sent_).Fill(out_, x, device_out_, block, &plan_);
+    const CallPlaces places = {base_, sent_, error_row(), x_on_host_ ? base_ + layout_.x : input_.x.data, device_out_};
+    FillCall(target_, input_, sizes_, layout_, places, out_.dtype, new (in_) CallBlock, &plan_);
   }
 
   absl::Status ToDevice(void* to, const std::byte* from, size_t bytes) {
@@ -268,11 +126,9 @@ class RunningCall {
   absl::Status SendArguments() {
     Fill();
     std::byte* const sent = in_ + CudaLane::kBlockBytes;
-    const int32_t no_error = INT_MAX;
     const auto put = [&](size_t at, const void* data, size_t bytes) {
       if (bytes > 0) std::memcpy(sent + at, data, bytes);
     };
-    put(layout_.error, &no_error, sizeof(no_error));
     put(layout_.ids, input_.ids.data(), input_.ids.size_bytes());
     put(layout_.weights, input_.weights.data(), input_.weights.size_bytes());
     put(layout_.counts, input_.counts.data(), input_.counts.size_bytes());
@@ -301,21 +157,30 @@ class RunningCall {
     return absl::OkStatus();
   }
 
+  // Rows that are still being written, piece by piece, from where they lie; where the device cannot read there, as any others.
+  absl::Status SendComingRows() {
+    if (!direct_x_) {
+      input_.incoming->WaitPast(x_bytes() - 1);
+      return SendRows();
+    }
+    const std::byte* from = static_cast<const std::byte*>(input_.x.data);
+    for (size_t sent = 0; sent < x_bytes();) {
+      const size_t there = input_.incoming->WaitPast(std::min(sent + kBusPiece, x_bytes()) - 1);
+      absl::Status status = ToDevice(base_ + layout_.x + sent, from + sent, there - sent);
+      if (!status.ok()) return status;
+      sent = there;
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status FromDevice(std::byte* to, const void* from, size_t bytes) {
     if (bytes == 0) return absl::OkStatus();
     return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, lane_.stream()), "copy from the GPU");
   }
 
-  // Enqueues the copies back: the error and the routing, which follows it, in one, and the output.
+  // Enqueues the copies back: ids and weights, which lie one after the other, in one, and the output.
   absl::Status Receive() {
-    const size_t routing_end = layout_.weights + static_cast<size_t>(sizes_.slots) * sizeof(float);
-    const size_t head = wants_routing() ? routing_end : target_.router != nullptr ? layout_.error + sizeof(int32_t) : 0;
-    back_out_ = Aligned(head);
-    direct_out_ = out_on_host_ && input_.counts.empty() && IsPinned(out_.data);
-    absl::StatusOr<std::byte*> back = lane_.StagingOut(back_out_ + (out_on_host_ && !direct_out_ ? out_bytes() : 0));
-    if (!back.ok()) return back.status();
-    back_ = *back;
-    absl::Status status = FromDevice(back_, sent_, head);  // which begins with the error
+    absl::Status status = FromDevice(back_ + kBackRouting, sent_, back_routing_);
     if (!status.ok() || !out_on_host_) return status;
     return ReceiveRows(direct_out_ ? static_cast<std::byte*>(out_.data) : back_ + back_out_);
   }
@@ -334,7 +199,7 @@ class RunningCall {
 
   // After the stream is done.
   absl::Status Deliver() {
-    const int32_t row = target_.router != nullptr ? *reinterpret_cast<const int32_t*>(back_ + layout_.error) : INT_MAX;
+    const int32_t row = *error_row();
     if (row != INT_MAX) {
       return absl::InvalidArgumentError(
           input_.routing == RoutingKind::kIds
@@ -351,8 +216,8 @@ class RunningCall {
 
   void DeliverRouting() {
     const size_t slots = static_cast<size_t>(sizes_.slots);
-    const auto* ids = reinterpret_cast<const int32_t*>(back_ + layout_.ids);
-    const auto* weights = reinterpret_cast<const float*>(back_ + layout_.weights);
+    const auto* ids = reinterpret_cast<const int32_t*>(back_ + kBackRouting + layout_.ids);
+    const auto* weights = reinterpret_cast<const float*>(back_ + kBackRouting + layout_.weights);
     if (input_.used_ids != nullptr) input_.used_ids->assign(ids, ids + slots);
     if (input_.used_weights != nullptr) input_.used_weights->assign(weights, weights + slots);
   }
@@ -380,7 +245,7 @@ class RunningCall {
   std::byte* sent_ = nullptr;  // of what comes from the host with the block
   void* device_out_ = nullptr;
   std::byte *in_ = nullptr, *back_ = nullptr;  // staging buffers
-  size_t in_x_ = 0, back_out_ = 0;
+  size_t in_x_ = 0, back_routing_ = 0, back_out_ = 0;
   bool direct_x_ = false, direct_out_ = false;
 };
 
@@ -392,7 +257,7 @@ size_t WorkspaceBytesOf(const CallTarget& target, int64_t rows) {
   size_t most = 0;
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
     input.x = {nullptr, dtype, rows, target.routed->desc().hidden, Place::kHost};
-    most = std::max(most, LayoutMaker(target, input, SizesOf(target, input), DType::kF32, true, true).Make().bytes);
+    most = std::max(most, LayoutOf(target, input, SizesOf(target, input), DType::kF32, true, true).bytes);
   }
   return most;
 }

@@ -38,6 +38,7 @@ struct CallTarget {
 // With what.
 struct CallInput {
   TensorView x;
+  IncomingRows* incoming = nullptr;  // of x on the host, where rows are still being written (DeviceCall)
   RoutingKind routing = RoutingKind::kIds;
   int32_t top_k = 0;
   std::span<const int32_t> ids;

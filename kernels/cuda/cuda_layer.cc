@@ -31,6 +31,7 @@ class CudaLayer : public DeviceLayer {
     if (!status.ok() || call.x.rows == 0) return status;
     CallInput input;
     input.x = call.x;
+    input.incoming = call.incoming;
     input.routing = call.routing;
     input.top_k = call.routing == RoutingKind::kIds ? call.top_k : router_.top_k;
     input.ids = call.ids;

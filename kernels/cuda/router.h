@@ -46,7 +46,8 @@ struct RouterArgs {
   int32_t* local_ids = nullptr;  // [M, k]
 
   // The smallest row that cannot be routed or holds an id outside [-1, E); INT32_MAX when there is none. Set to that before the
-  // launch. What such rows get is safe to work on: a row that cannot be routed ids -1 and weights 0, an unknown id the local id -1.
+  // launch; may lie in pinned memory of the host, which reads it when the stream is done. What such rows get is safe to work on: a
+  // row that cannot be routed ids -1 and weights 0, an unknown id the local id -1.
   int32_t* error_row = nullptr;
 };
 

@@ -13,6 +13,7 @@
 #include "tests/cuda/gpu_layers.h"
 #include "tests/cuda/router_device.h"
 #include "tests/cuda/whole_layers.h"
+#include "tests/support/coming_rows.h"
 #include "tests/support/cpu_layers.h"
 #include "tests/support/schemes.h"
 #include "tests/support/skip.h"
@@ -205,6 +206,39 @@ TEST_CASE("cuda lanes: x and out may lie in pageable, pinned and device memory, 
           CHECK(status.ok());
           CHECK(out.Read() == want.bytes);
           CHECK(x.Read() == input.batch.x);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda lanes: rows may come while the call runs, into pinned memory or not, and give the same bits", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  LayerSpec spec = FullSpec(80);
+  spec.hidden = 2048;
+  const WholeLayer layer(spec, 4009);
+  const std::unique_ptr<Lane> lane = NewLane();
+  for (int64_t rows : {1, 128, 300}) {  // the last two cross the bus in several pieces
+    for (RoutingKind kind : kKinds) {
+      const LayerInput input = layer.Input(rows, DType::kBf16, 4010 + static_cast<uint64_t>(rows));
+      DeviceCall call = input.Call(kind);
+      const LayerRun want = RunWhole(layer.device(), call, DType::kBf16, *lane);
+      REQUIRE(want.status.ok());
+      const void* const from = call.x.data;
+      const std::vector<uint8_t> stale(call.x.bytes(), 0x7F);
+      for (const Placed::Where where : {Placed::Where::kPinned, Placed::Where::kPageable}) {
+        for (const size_t part : {size_t{1000}, size_t{100'000}, size_t{1} << 20}) {
+          Placed x(where, stale, 0);
+          testing::ComingRows coming(from, x.data(), call.x.bytes(), part);
+          call.x.data = x.data();
+          call.incoming = &coming;
+          coming.Start();
+          const LayerRun got = RunWhole(layer.device(), call, DType::kBf16, *lane);
+          INFO(rows << " rows, routing " << static_cast<int>(kind) << ", parts of " << part << " bytes: " << got.status.ToString());
+          REQUIRE(got.status.ok());
+          CHECK(got.bytes == want.bytes);
+          CHECK(got.ids == want.ids);
+          CHECK(coming.waits() >= 1);
         }
       }
     }

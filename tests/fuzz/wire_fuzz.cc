@@ -64,7 +64,7 @@ void CheckHeldBack(Bytes input, size_t cut, const absl::Status& parsed, const v1
     Require(!got.ok() || got->call.hidden.data == nullptr, "hidden states that were held back have no address");
     std::vector<std::byte> hidden(received.hidden_bytes());
     received.PlaceHidden(hidden.data());
-    received.WaitForHidden();
+    Require(received.WaitPast(hidden.size() - 1) == hidden.size(), "what was held back comes as a whole");
     whole.mutable_hidden()->set_data(hidden.data(), hidden.size());
   }
   Require(whole.SerializeAsString() == request.SerializeAsString(), "what was held back is what came");
@@ -104,10 +104,13 @@ void CheckAccepted(const v1::ForwardRequest& request, const CheckedForward& chec
     RouteLogits(*by_logits, hidden.rows);
   }
   ForwardInfo info;
+  info.want_routing = request.return_routing();
   info.top_k = 2;
   info.ids.resize(static_cast<size_t>(hidden.rows) * 2);
   info.weights.resize(info.ids.size());
-  Require(ForwardAnswer(request, info, hidden.rows).request_id() == request.request_id(), "an answer repeats the request's id");
+  v1::ForwardResponse answer = BeginAnswer(request);
+  EndAnswer(info, hidden.rows, &answer);
+  Require(answer.request_id() == request.request_id(), "an answer repeats the request's id");
   Require(!OutputHead(checked.output_dtype, hidden.rows, hidden.cols).empty(), "an answer has a head");
 }
 

@@ -4,6 +4,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <catch2/catch.hpp>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -171,6 +172,73 @@ TEST_CASE("Hidden states of layers on the accelerator come into pinned memory, t
   const int pinned = bench.puppet.counts().pinned;
   CHECK(bench.Forward(7, 500, &refused).error_code() == grpc::StatusCode::NOT_FOUND);
   CHECK(bench.puppet.counts().pinned == pinned);
+}
+
+TEST_CASE("Large requests of many clients compute while their hidden states come, and each gets the answer of its own rows") {
+  Bench bench;
+  bench.Open();
+  constexpr int kClients = 4, kCalls = 5;
+  const auto rows_of = [](int client) { return int64_t{2500} + 977 * client; };  // 0.6 to 1.4 MB
+  std::vector<std::string> alone;
+  for (int client = 0; client < kClients; ++client) {
+    v1::ForwardResponse answer;
+    REQUIRE(bench.Forward(client % 2, rows_of(client), &answer).ok());
+    alone.push_back(answer.output().data());
+  }
+  CHECK(bench.puppet.counts().incoming_parts >= kClients);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> clients;
+  for (int client = 0; client < kClients; ++client) {
+    clients.emplace_back([&, client] {
+      for (int call = 0; call < kCalls; ++call) {
+        v1::ForwardResponse answer;
+        wrong += !bench.Forward(client % 2, rows_of(client), &answer).ok() || answer.output().data() != alone[client];
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  CHECK(wrong == 0);
+  CHECK(bench.puppet.counts().device_calls >= kClients * (kCalls + 1));
+}
+
+TEST_CASE("A large request that expires in the queue, or meets a failed device, harms no other and leaves no memory behind") {
+  constexpr int64_t kRows = 4000;
+  auto bench = std::make_unique<Bench>();
+  bench->Open();
+  v1::ForwardResponse alone;
+  REQUIRE(bench->Forward(0, kRows, &alone).ok());
+  bench->puppet.Block();
+  std::vector<std::future<v1::ForwardResponse>> calls;
+  for (int i = 0; i < 2; ++i) {
+    calls.push_back(std::async(std::launch::async, [&] {
+      v1::ForwardResponse answer;
+      CHECK(bench->Forward(0, kRows, &answer).ok());
+      return answer;
+    }));
+  }
+  REQUIRE(bench->puppet.WaitForBlocked(2));
+  for (int i = 0; i < 3; ++i) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+    v1::ForwardResponse answer;
+    const grpc::Status late = bench->moe->Forward(&context, Bench::Request(0, kRows), &answer);
+    CHECK(late.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  bench->puppet.Release();
+  for (auto& call : calls) CHECK(call.get().output().data() == alone.output().data());
+  bench->puppet.Fail("fell off the bus");
+  for (int i = 0; i < 3; ++i) {
+    v1::ForwardResponse answer;
+    CHECK(bench->Forward(i % 2, kRows, &answer).error_code() == grpc::StatusCode::UNAVAILABLE);
+  }
+  bench->server->Drain();
+  const WorkQueue::Counters counters = bench->server->counters();
+  CHECK(counters.accepted == counters.finished + counters.expired + counters.cancelled);
+  bench->channel.reset();
+  bench->moe.reset();
+  bench->server.reset();
+  bench->engine.reset();
+  CHECK(bench->puppet.counts().pinned_alive == 0);
 }
 
 TEST_CASE("The times of an answer add up to no more than the caller waited, and hold what a blocked device took") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -109,7 +110,7 @@ Outcome HeldBack(const std::string& bytes, const std::vector<size_t>& cuts) {
     CHECK((!checked.ok() || checked->call.hidden.data == nullptr));
     std::string data(outcome.held_back, '\0');
     received.PlaceHidden(reinterpret_cast<std::byte*>(data.data()));
-    received.WaitForHidden();
+    CHECK(received.WaitPast(data.size() - 1) == data.size());
     whole.mutable_hidden()->set_data(data);
   }
   outcome.message = whole.SerializeAsString();
@@ -268,42 +269,102 @@ TEST_CASE("Thousands of mutations come out as by the ordinary parse") {
   CHECK(refused > 1000);
 }
 
-TEST_CASE("Several threads copy the hidden states together, and the transport's memory goes with the last piece") {
-  v1::ForwardRequest request;
-  std::string data(size_t{3} << 20, '\0');
-  std::mt19937 random(5);
-  for (size_t i = 0; i < data.size(); i += 4) data[i] = static_cast<char>(random());
-  request.mutable_hidden()->set_data(data);
-  std::string bytes = request.SerializeAsString();
-  static std::atomic<int> alive;
-  for (size_t step : {size_t{10'000}, size_t{200'000}, bytes.size()}) {
-    for (int round = 0; round < 20; ++round) {
-      std::vector<grpc::Slice> slices;
-      for (size_t at = 0; at < bytes.size(); at += step) {
-        ++alive;
-        const auto gone = [](void*) { --alive; };
-        slices.emplace_back(bytes.data() + at, std::min(step, bytes.size() - at), gone, nullptr);
-      }
-      grpc::ByteBuffer buffer(slices.data(), slices.size());
-      slices.clear();
-      ReceivedForward received;
-      REQUIRE(received.Parse(&buffer).ok());
-      REQUIRE(received.hidden_bytes() == data.size());
-      CHECK(alive > 0);
-      std::string copy(data.size(), '\0');
-      received.PlaceHidden(reinterpret_cast<std::byte*>(copy.data()));
-      bool same = false;
-      std::thread helper([&] { received.CopyHidden(); });
-      std::thread waiter([&] {
-        received.WaitForHidden();
-        same = copy == data;
-      });
-      received.CopyHidden();
-      helper.join();
-      waiter.join();
-      CHECK(same);
-      CHECK(alive == 0);
+namespace {
+
+// A request of 3 MiB of hidden states; its slices count themselves.
+struct Large {
+  Large() : data(size_t{3} << 20, '\0') {
+    std::mt19937 random(5);
+    for (size_t i = 0; i < data.size(); i += 4) data[i] = static_cast<char>(random());
+    v1::ForwardRequest request;
+    request.mutable_hidden()->set_data(data);
+    bytes = request.SerializeAsString();
+  }
+  // In slices of `step` bytes.
+  std::shared_ptr<ReceivedForward> Receive(size_t step) {
+    std::vector<grpc::Slice> slices;
+    for (size_t at = 0; at < bytes.size(); at += step) {
+      ++alive;
+      const auto gone = [](void* count) { --*static_cast<std::atomic<int>*>(count); };
+      slices.emplace_back(bytes.data() + at, std::min(step, bytes.size() - at), gone, &alive);
     }
+    grpc::ByteBuffer buffer(slices.data(), slices.size());
+    slices.clear();
+    auto received = std::make_shared<ReceivedForward>();
+    REQUIRE(received->Parse(&buffer).ok());
+    REQUIRE(received->hidden_bytes() == data.size());
+    return received;
+  }
+
+  std::string data, bytes;
+  std::atomic<int> alive{0};
+};
+
+}  // namespace
+
+TEST_CASE("Several threads copy the hidden states together, what is said to be there is there, and the slices go when told") {
+  Large large;
+  for (size_t step : {size_t{10'000}, size_t{200'000}, large.bytes.size()}) {
+    for (int round = 0; round < 20; ++round) {
+      const std::shared_ptr<ReceivedForward> received = large.Receive(step);
+      CHECK(large.alive > 0);
+      std::string copy(large.data.size(), '\0');
+      received->PlaceHidden(reinterpret_cast<std::byte*>(copy.data()));
+      int parts = 0, wrong = 0;
+      std::thread helper([&] { received->TakePart(); });
+      std::thread reader([&] {
+        for (size_t read = 0; read < copy.size(); ++parts) {
+          const size_t there = received->WaitPast(read);
+          wrong += there <= read || there > copy.size() || copy.compare(read, there - read, large.data, read, there - read) != 0;
+          read = std::max(read + 1, there);
+        }
+        wrong += received->WaitPast(0) != copy.size() || received->WaitPast(copy.size()) != copy.size();
+      });
+      received->TakePart();
+      received->LetGo();
+      CHECK(large.alive == 0);
+      CHECK(copy == large.data);  // LetGo waited for the others
+      helper.join();
+      reader.join();
+      CHECK(wrong == 0);
+      CHECK(parts >= 1);
+    }
+  }
+}
+
+TEST_CASE("Who waits for a part of the hidden states gets them in order, without any other thread, and copies no more than that") {
+  Large large;
+  const std::shared_ptr<ReceivedForward> received = large.Receive(65536);
+  std::string copy(large.data.size(), '\0');
+  received->PlaceHidden(reinterpret_cast<std::byte*>(copy.data()));
+  for (const size_t past : {size_t{0}, size_t{100'000}, size_t{100'000}, size_t{2} << 20}) {
+    const size_t there = received->WaitPast(past);
+    CHECK(there > past);
+    CHECK(there <= past + (size_t{64} << 10));
+    CHECK(copy.compare(0, there, large.data, 0, there) == 0);
+    CHECK(std::all_of(copy.begin() + static_cast<ptrdiff_t>(there), copy.end(), [](char c) { return c == 0; }));
+  }
+  CHECK(large.alive > 0);
+}
+
+TEST_CASE("Hidden states that nobody wanted any more go with the last who holds them, also while others copy") {
+  Large large;
+  for (int round = 0; round < 20; ++round) {
+    struct Job {
+      std::shared_ptr<ReceivedForward> request;
+      std::string copy;
+    };
+    auto job = std::make_shared<Job>(Job{large.Receive(65536), std::string(large.data.size(), '\0')});
+    job->request->PlaceHidden(reinterpret_cast<std::byte*>(job->copy.data()));
+    std::vector<std::thread> helpers;
+    for (int i = 0; i < 2; ++i) {
+      helpers.emplace_back([held = std::shared_ptr<SharedCopy>(job, job->request.get())] { held->TakePart(); });
+    }
+    if (round % 2 == 0) job->request->WaitPast(0);
+    job.reset();  // a call that failed
+    for (std::thread& helper : helpers) helper.join();
+    helpers.clear();
+    CHECK(large.alive == 0);
   }
 }
 

@@ -304,6 +304,20 @@ TEST_CASE("An unknown field is refused at every depth (B57)") {
   CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_hidden()->MergeFromString(field_15)); }, {"Tensor", "field 15"});
   CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(r->mutable_top_k()->mutable_ids()->MergeFromString(field_15)); },
                {"Tensor", "field 15"});
+  using Change = std::function<google::protobuf::Message*(v1::ForwardRequest*)>;
+  const std::pair<Change, std::string> places[] = {
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k(); }, "TopK"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_weights(); }, "Tensor"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_weights()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_top_k()->mutable_ids()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_hidden()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_router_logits(); }, "Tensor"},
+      {[](v1::ForwardRequest* r) { return r->mutable_router_logits()->mutable_device_memory(); }, "DeviceMemory"},
+      {[](v1::ForwardRequest* r) { return r->mutable_output_memory(); }, "DeviceMemory"}};
+  for (const auto& [place, name] : places) {
+    CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(place(r)->MergeFromString(field_15)); },
+                 {name + ": wanted fields of moe.v1", "field 15"});
+  }
   // `layer` sent as bytes: another type than the contract's.
   CheckInvalid([](v1::ForwardRequest* r) { REQUIRE(r->MergeFromString(std::string("\x12\x01x"))); }, {"field 2"});
 }
@@ -350,11 +364,12 @@ TEST_CASE("Head, data and rest together are the serialised answer") {
   for (const int64_t rows : {0, 1, 1000}) {
     v1::ForwardRequest request = Good();
     request.set_request_id("abc");
-    request.set_return_routing(rows == 1);
+    info.want_routing = rows == 1;
     std::string data(static_cast<size_t>(rows) * kHidden * 2, '\0');
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 31);
-    const std::string bytes = OutputHead(DType::kF16, rows, kHidden) + data +
-                              ForwardAnswer(request, info, rows).SerializeAsString();
+    v1::ForwardResponse rest = BeginAnswer(request);
+    EndAnswer(info, rows, &rest);
+    const std::string bytes = OutputHead(DType::kF16, rows, kHidden) + data + rest.SerializeAsString();
     v1::ForwardResponse answer;
     REQUIRE(answer.ParseFromString(bytes));
     CHECK(answer.output().dtype() == v1::DTYPE_F16);

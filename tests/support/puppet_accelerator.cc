@@ -151,7 +151,9 @@ class PuppetLayer : public DeviceLayer {
     const bool with_shared = shared_ != nullptr && !call.routed_only;
     const int64_t slots = call.x.rows * call.top_k, most = routed_.max_tokens() * std::max(call.top_k, parts_.top_k);
     if (slots > most || (with_shared && call.x.rows > shared_->max_tokens())) return absl::InternalError("puppet: too many rows");
-    const TensorView x = Copy(call.x, *on, pool);
+    absl::StatusOr<TensorView> copied = call.incoming != nullptr ? CopyIncoming(call, *on) : Copy(call.x, *on, pool);
+    if (!copied.ok()) return copied.status();
+    const TensorView x = *copied;
     std::vector<int32_t> ids;
     std::vector<float> weights;
     if (absl::Status status = RouteRows(call, x, *on, &ids, &weights); !status.ok()) return status;
@@ -175,6 +177,21 @@ class PuppetLayer : public DeviceLayer {
     };
     (pool != nullptr ? *pool : lane.pool).ParallelFor(x.rows, copy);
     return {lane.x.data(), x.dtype, x.rows, x.cols, Place::kDevice};
+  }
+
+  // The same as the rows come, each part as soon as it is said to be there. INTERNAL when the answers are none that may be given.
+  absl::StatusOr<TensorView> CopyIncoming(const DeviceCall& call, PuppetLane& lane) const {
+    const TensorView& x = call.x;
+    if (x.place != Place::kHost) return absl::InternalError("puppet: rows on the device cannot be coming");
+    lane.x.resize(x.bytes());
+    for (size_t copied = 0; copied < x.bytes();) {
+      const size_t there = call.incoming->WaitPast(copied);
+      if (there <= copied || there > x.bytes()) return absl::InternalError("puppet: not more rows, or more than the call has");
+      std::memcpy(lane.x.data() + copied, static_cast<const std::byte*>(x.data) + copied, there - copied);
+      copied = there;
+      ++owner_->counts_.incoming_parts;
+    }
+    return TensorView{lane.x.data(), x.dtype, x.rows, x.cols, Place::kDevice};
   }
 
   absl::Status RouteRows(const DeviceCall& call, const TensorView& x, PuppetLane& lane, std::vector<int32_t>* ids,

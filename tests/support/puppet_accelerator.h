@@ -27,6 +27,7 @@ class PuppetAccelerator : public Accelerator {
     std::atomic<int> warm_ups{0};
     std::atomic<int> device_calls{0};    // DeviceLayer::Forward
     std::atomic<int> prepared_calls{0};  // PreparedMoe::Run
+    std::atomic<int> incoming_parts{0};  // copies of rows that came while a call ran
     std::atomic<int> pinned{0};          // buffers ever
     std::atomic<int> pinned_alive{0};
     std::atomic<int> opened{0};          // shared memory ever
