@@ -1,5 +1,7 @@
 #include "bench/gpu_backends.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/layer_plan.h"
 
 namespace moed::bench {
@@ -15,5 +17,10 @@ constexpr GpuBackend kBackends[] = {{"cuda_wna16", FitsHopper, MakeHopperLayer},
 }  // namespace
 
 std::span<const GpuBackend> GpuBackends() { return kBackends; }
+
+const GpuBackend* FindGpuBackend(std::string_view name) {
+  const auto at = std::find_if(std::begin(kBackends), std::end(kBackends), [&](const GpuBackend& one) { return one.name == name; });
+  return at == std::end(kBackends) ? nullptr : at;
+}
 
 }  // namespace moed::bench

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,21 +36,30 @@ class GpuLayer {
   virtual absl::StatusOr<std::unique_ptr<GpuOp>> Plan(const cuda::DeviceOp& op, std::byte* workspace) const = 0;
 };
 
+// What weights are made for.
+struct GpuLayerSpec {
+  MoeDesc desc;
+  // Act-order: gate and up of an expert have the same order, as GPTQ leaves two that saw the same inputs. Down has its own.
+  bool equal_orders = true;
+};
+
 struct GpuBackend {
   const char* name;
   // Whether it has `desc`.
   bool (*fits)(const MoeDesc& desc);
   // A layer whose weights follow from `seed`, of a size that makes outputs of order 1 from inputs of order 1. Fills on `stream`,
   // asynchronously. RESOURCE_EXHAUSTED names the bytes that are needed and free.
-  absl::StatusOr<std::unique_ptr<GpuLayer>> (*make)(const MoeDesc& desc, uint64_t seed, cudaStream_t stream);
+  absl::StatusOr<std::unique_ptr<GpuLayer>> (*make)(const GpuLayerSpec& spec, uint64_t seed, cudaStream_t stream);
 };
 
 // In the order of the table.
 std::span<const GpuBackend> GpuBackends();
+// Null for a name that is not among them.
+const GpuBackend* FindGpuBackend(std::string_view name);
 
 // The makers: of cuda_generic, and with Hopper's own products.
-absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream);
-absl::StatusOr<std::unique_ptr<GpuLayer>> MakeHopperLayer(const MoeDesc& desc, uint64_t seed, cudaStream_t stream);
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeGenericLayer(const GpuLayerSpec& spec, uint64_t seed, cudaStream_t stream);
+absl::StatusOr<std::unique_ptr<GpuLayer>> MakeHopperLayer(const GpuLayerSpec& spec, uint64_t seed, cudaStream_t stream);
 
 }  // namespace moed::bench
 

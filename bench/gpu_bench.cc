@@ -16,6 +16,8 @@
 #include "bench/gpu_cells.h"
 #include "bench/gpu_routing.h"
 #include "bench/gpu_runner.h"
+#include "bench/gpu_variant_runner.h"
+#include "bench/gpu_variants.h"
 #include "bench/report.h"
 #include "kernels/cuda/cuda_device.h"
 
@@ -27,6 +29,7 @@ struct Options {
   std::vector<std::string> shapes;
   std::vector<int64_t> tokens;
   std::string json, peers, routing;
+  bool variants = false;
 };
 
 int Fail(int code, const absl::Status& status) {
@@ -45,6 +48,10 @@ void PrintCeilings(const std::string& device, const GpuCells& recorded, const Gp
   }
 }
 
+absl::Status NoCell(const std::string& filter) {
+  return absl::InvalidArgumentError("no cell contains \"" + filter + "\"");
+}
+
 int RunOnDevice(const Options& options, const GpuCells& recorded, const std::vector<GpuCell>& cells, const Routings& routings) {
   const absl::StatusOr<std::unique_ptr<cuda::CudaDevice>> device = cuda::CudaDevice::Open();
   if (!device.ok()) return Fail(1, device.status());
@@ -52,9 +59,20 @@ int RunOnDevice(const Options& options, const GpuCells& recorded, const std::vec
   if (!runner.ok()) return Fail(1, runner.status());
   const absl::StatusOr<std::vector<Row>> rows = (*runner)->Run(recorded, cells, routings);
   if (!rows.ok()) return Fail(1, rows.status());
-  if (rows->empty()) return Fail(2, absl::InvalidArgumentError("no cell contains \"" + options.run.filter + "\""));
+  if (rows->empty()) return Fail(2, NoCell(options.run.filter));
   PrintCeilings((*device)->Name(), recorded, **runner);
   PrintTable(*rows);
+  return options.json.empty() || WriteJson(*rows, options.json) ? 0 : 1;
+}
+
+int RunVariantsOnDevice(const Options& options, const std::vector<GpuCell>& cells, const Routings& routings) {
+  const absl::StatusOr<std::unique_ptr<cuda::CudaDevice>> device = cuda::CudaDevice::Open();
+  if (!device.ok()) return Fail(1, device.status());
+  const absl::StatusOr<std::vector<Row>> rows = RunVariants(options.run, cells, routings);
+  if (!rows.ok()) return Fail(1, rows.status());
+  if (rows->empty()) return Fail(2, NoCell(options.run.filter));
+  std::printf("%s\n", (*device)->Name().c_str());
+  PrintVariants(*rows);
   return options.json.empty() || WriteJson(*rows, options.json) ? 0 : 1;
 }
 
@@ -63,8 +81,10 @@ int RunWith(const Options& options) {
   if (!recorded.ok()) return Fail(2, recorded.status());
   const absl::StatusOr<Routings> routings = options.routing.empty() ? Routings() : Routings::Open(options.routing);
   if (!routings.ok()) return Fail(2, routings.status());
-  const absl::StatusOr<std::vector<GpuCell>> cells = ChooseGpuCells(*recorded, options.shapes, options.tokens);
+  const absl::StatusOr<std::vector<GpuCell>> cells =
+      (options.variants ? VariantCells : ChooseGpuCells)(*recorded, options.shapes, options.tokens);
   if (!cells.ok()) return Fail(2, cells.status());
+  if (options.variants) return RunVariantsOnDevice(options, *cells, *routings);
   return RunOnDevice(options, *recorded, *cells, *routings);
 }
 
@@ -83,7 +103,9 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(int64_t{1}, moed::bench::kMaxTokens));
-  app.add_option("--min-time", options.run.min_time, "seconds of replays a cell; at least 10 replays")
+  app.add_flag("--variants", options.variants,
+               "instead: variants of the int4 and int8 layers in groups of 128, and their times by the base's");
+  app.add_option("--min-time", options.run.min_time, "seconds of replays a cell, of each variant; at least 10 replays")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--gemm-library", options.run.gemm_library,

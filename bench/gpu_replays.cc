@@ -59,16 +59,31 @@ absl::Status GpuReplays::RunSeries(std::vector<double>* times) {
 }
 
 absl::StatusOr<double> GpuReplays::MedianMs(double seconds) {
-  std::vector<double> times;
-  absl::Status status = RunSeries(&times);
-  times.clear();  // the first series warms up
-  double counted_ms = 0.0;
-  while (status.ok() && (times.empty() || counted_ms < seconds * 1e3)) {
-    status = RunSeries(&times);
-    counted_ms = std::accumulate(times.begin(), times.end(), 0.0);
+  GpuReplays* const one[] = {this};
+  const absl::StatusOr<std::vector<double>> medians = MedianMs(one, seconds);
+  if (!medians.ok()) return medians.status();
+  return medians->front();
+}
+
+absl::StatusOr<std::vector<double>> GpuReplays::MedianMs(std::span<GpuReplays* const> all, double seconds) {
+  std::vector<std::vector<double>> times(all.size());
+  const auto run_each = [&] {
+    absl::Status status;
+    for (size_t at = 0; at < all.size() && status.ok(); ++at) status = all[at]->RunSeries(&times[at]);
+    return status;
+  };
+  absl::Status status = run_each();
+  for (std::vector<double>& warm : times) warm.clear();  // the first series warms up
+  const double wanted_ms = seconds * 1e3 * static_cast<double>(all.size());
+  for (double counted_ms = 0.0; status.ok() && (counted_ms == 0.0 || counted_ms < wanted_ms);) {
+    status = run_each();
+    counted_ms = 0.0;
+    for (const std::vector<double>& counted : times) counted_ms = std::accumulate(counted.begin(), counted.end(), counted_ms);
   }
   if (!status.ok()) return status;
-  return Median(times);
+  std::vector<double> medians;
+  for (const std::vector<double>& counted : times) medians.push_back(Median(counted));
+  return medians;
 }
 
 }  // namespace moed::bench

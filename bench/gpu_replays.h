@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,6 +24,9 @@ class GpuReplays {
   // Milliseconds of a replay, median of at least 10 and of those that `seconds` hold. Replays follow each other without a gap; the
   // first of each series, which waits for the host, is not counted.
   absl::StatusOr<double> MedianMs(double seconds);
+  // The same of each of `all`, on one stream, a series of each in turn, so that what changes the clock changes it for all; as many
+  // series of each, for `seconds` each on average.
+  static absl::StatusOr<std::vector<double>> MedianMs(std::span<GpuReplays* const> all, double seconds);
 
  private:
   static constexpr int kSeries = 10;  // counted replays of a series

@@ -65,6 +65,12 @@ Routing RandomRouting(const RoutingKey& key) {
 
 }  // namespace
 
+std::vector<int32_t> RowsOfExperts(const Routing& routing, int experts) {
+  std::vector<int32_t> rows(static_cast<size_t>(experts));
+  for (const int32_t id : routing.ids) ++rows[static_cast<size_t>(id)];
+  return rows;
+}
+
 absl::StatusOr<Routings> Routings::Open(const std::string& path) {
   absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(path);
   if (!file.ok()) return file.status();

@@ -19,6 +19,9 @@ struct Routing {
   std::vector<float> weights;
 };
 
+// Rows of each expert [experts]: what the counts of batched experts are for the same rows. Ids are in [0, experts).
+std::vector<int32_t> RowsOfExperts(const Routing& routing, int experts);
+
 // Which routing.
 struct RoutingKey {
   std::string shape;

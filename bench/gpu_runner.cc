@@ -1,42 +1,15 @@
 #include "bench/gpu_runner.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "bench/gpu_kernels.h"
-#include "bench/gpu_replays.h"
-#include "kernels/number_formats.h"
+#include "bench/gpu_cell_ops.h"
+#include "kernels/cuda/cuda_memory.h"
 
 namespace moed::bench {
-namespace {
 
-using cuda::DeviceBuffer;
 using cuda::ToStatus;
-
-absl::Status In(const std::string& name, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
-}
-
-template <typename T>
-absl::Status ToDevice(const std::vector<T>& values, const char* what, DeviceBuffer* buffer) {
-  const size_t bytes = values.size() * sizeof(T);
-  absl::Status status = buffer->Allocate(bytes, what);
-  if (!status.ok()) return status;
-  return ToStatus(cudaMemcpy(buffer->data(), values.data(), bytes, cudaMemcpyHostToDevice), what);
-}
-
-}  // namespace
-
-// Ops share x, the output and the workspace; each has a routing of its own.
-struct GpuRunner::Arrays {
-  DeviceBuffer x, out, workspace;
-  std::vector<DeviceBuffer> ids, weights;
-  std::vector<cuda::DeviceOp> inputs;
-  std::vector<std::unique_ptr<GpuOp>> ops;
-};
 
 absl::StatusOr<std::unique_ptr<GpuRunner>> GpuRunner::Make(const GpuRunOptions& options) {
   std::unique_ptr<GpuRunner> runner(new GpuRunner(options));
@@ -108,7 +81,7 @@ absl::Status GpuRunner::MakeLayers(const Case& one) {
   absl::Status status = ceilings_->Measure();
   if (!status.ok()) return status;
   while (layers_.size() < wanted) {
-    absl::StatusOr<std::unique_ptr<GpuLayer>> layer = one.backend->make(one.desc, layers_.size(), stream_);
+    absl::StatusOr<std::unique_ptr<GpuLayer>> layer = one.backend->make({one.desc}, layers_.size(), stream_);
     if (!layer.ok()) return layer.status();
     layers_.push_back(*std::move(layer));
   }
@@ -118,77 +91,14 @@ absl::Status GpuRunner::MakeLayers(const Case& one) {
 
 absl::StatusOr<double> GpuRunner::RunCase(const Case& one, const Routings& routings) {
   absl::Status status = MakeLayers(one);
-  Arrays arrays;
-  if (status.ok()) status = MakeOps(one, routings, &arrays);
-  if (status.ok()) status = PlanOps(one, &arrays);
   if (!status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<GpuReplays>> replays = GpuReplays::Make(arrays.ops, stream_);
-  if (!replays.ok()) return replays.status();
-  const absl::StatusOr<double> ms = (*replays)->MedianMs(options_.min_time);
+  const absl::StatusOr<std::unique_ptr<GpuCellOps>> ops = GpuCellOps::Make({*one.cell, one.desc, routings}, layers_, stream_);
+  if (!ops.ok()) return ops.status();
+  const absl::StatusOr<double> ms = (*ops)->replays().MedianMs(options_.min_time);
   if (!ms.ok()) return ms.status();
-  status = CheckOutput(one, arrays);
+  status = (*ops)->CheckOutput();
   if (!status.ok()) return status;
   return *ms / one.cell->rotations;
-}
-
-// Inputs, each rotation's routing, and the output, which starts as NaN.
-absl::Status GpuRunner::MakeOps(const Case& one, const Routings& routings, Arrays* arrays) const {
-  const GpuCell& cell = *one.cell;
-  const int64_t bytes = cell.tokens * one.desc.hidden * static_cast<int64_t>(sizeof(uint16_t));
-  absl::Status status = arrays->x.Allocate(static_cast<size_t>(bytes), "hidden states");
-  if (status.ok()) status = arrays->out.Allocate(static_cast<size_t>(bytes), "output");
-  constexpr uint64_t kSeed = 0x9E1DDE25;
-  if (!status.ok()) return status;
-  status = ToStatus(LaunchFillCodes(cuda::Codes::kBf16, 1.0f, kSeed, arrays->x.data(), bytes, stream_), "hidden states");
-  if (status.ok()) status = ToStatus(cudaMemsetAsync(arrays->out.data(), 0xFF, static_cast<size_t>(bytes), stream_), "output");
-  const size_t turns = static_cast<size_t>(cell.rotations);
-  arrays->ids.resize(turns);
-  arrays->weights.resize(turns);
-  for (size_t turn = 0; turn < turns && status.ok(); ++turn) {
-    const RoutingKey key = {cell.shape, cell.tokens, static_cast<int>(turn), one.desc.num_experts, one.desc.top_k};
-    const absl::StatusOr<Routing> routing = routings.Get(key);
-    if (!routing.ok()) return routing.status();
-    status = ToDevice(routing->ids, "ids", &arrays->ids[turn]);
-    if (status.ok()) status = ToDevice(routing->weights, "weights of slots", &arrays->weights[turn]);
-    cuda::DeviceOp op;
-    op.x = arrays->x.data();
-    op.rows = cell.tokens;
-    op.top_k = one.desc.top_k;
-    op.ids = reinterpret_cast<const int32_t*>(arrays->ids[turn].data());
-    op.weights = reinterpret_cast<const float*>(arrays->weights[turn].data());
-    op.out = arrays->out.data();
-    arrays->inputs.push_back(op);
-  }
-  return status;
-}
-
-absl::Status GpuRunner::PlanOps(const Case& one, Arrays* arrays) const {
-  size_t bytes = 0;
-  for (size_t turn = 0; turn < arrays->inputs.size(); ++turn) {
-    bytes = std::max(bytes, layers_[turn % layers_.size()]->WorkspaceBytes(arrays->inputs[turn]));
-  }
-  absl::Status status = arrays->workspace.Allocate(bytes, "workspace");
-  if (!status.ok()) return status;
-  for (size_t turn = 0; turn < arrays->inputs.size(); ++turn) {
-    absl::StatusOr<std::unique_ptr<GpuOp>> op =
-        layers_[turn % layers_.size()]->Plan(arrays->inputs[turn], arrays->workspace.data());
-    if (!op.ok()) return op.status();
-    arrays->ops.push_back(*std::move(op));
-  }
-  return ToStatus(cudaStreamSynchronize(stream_), "inputs");
-}
-
-// A time counts only if something was computed: every output is finite, and they are neither all zero nor huge.
-absl::Status GpuRunner::CheckOutput(const Case& one, const Arrays& arrays) const {
-  std::vector<uint16_t> out(arrays.out.size() / sizeof(uint16_t));
-  absl::Status status = ToStatus(cudaMemcpy(out.data(), arrays.out.data(), arrays.out.size(), cudaMemcpyDeviceToHost), "output");
-  if (!status.ok()) return status;
-  double squares = 0.0;
-  for (const uint16_t bits : out) squares += static_cast<double>(Bf16ToFloat(bits)) * Bf16ToFloat(bits);
-  const double deviation = std::sqrt(squares / static_cast<double>(out.size()));
-  constexpr double kLeast = 1e-3, kMost = 1e3;
-  if (deviation >= kLeast && deviation <= kMost) return absl::OkStatus();  // NaN is neither
-  return absl::InternalError(absl::StrCat("output: wanted a standard deviation from ", kLeast, " to ", kMost, ", got ", deviation));
 }
 
 }  // namespace moed::bench

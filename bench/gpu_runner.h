@@ -15,7 +15,6 @@
 #include "bench/gpu_cells.h"
 #include "bench/gpu_routing.h"
 #include "bench/report.h"
-#include "kernels/cuda/cuda_memory.h"
 
 namespace moed::bench {
 
@@ -50,15 +49,11 @@ class GpuRunner {
     std::string layers() const { return cell->shape + "/" + cell->scheme + "/" + backend->name; }
     std::string name() const { return layers() + "/" + std::to_string(cell->tokens); }
   };
-  struct Arrays;  // of a case's ops
 
   explicit GpuRunner(const GpuRunOptions& options) : options_(options) {}
   absl::StatusOr<std::vector<Case>> Cases(const std::vector<GpuCell>& cells) const;
   absl::Status MakeLayers(const Case& one);
   absl::StatusOr<double> RunCase(const Case& one, const Routings& routings);
-  absl::Status MakeOps(const Case& one, const Routings& routings, Arrays* arrays) const;
-  absl::Status PlanOps(const Case& one, Arrays* arrays) const;
-  absl::Status CheckOutput(const Case& one, const Arrays& arrays) const;
 
   const GpuRunOptions options_;
   cudaStream_t stream_ = nullptr;

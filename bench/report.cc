@@ -87,6 +87,8 @@ bool WriteJson(const std::vector<Row>& rows, const std::string& path) {
     }
     if (row.peer_ratio()) object.update({{"peer", row.peer}, {"peer_ms", row.peer_ms}, {"peer_ratio", *row.peer_ratio()}});
     if (row.goal_ms) object["goal_ms"] = *row.goal_ms;
+    if (!row.variant.empty()) object["variant"] = row.variant;
+    if (row.base_ratio) object["base_ratio"] = *row.base_ratio;
     list.push_back(std::move(object));
   }
   std::ofstream file(path);

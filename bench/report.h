@@ -10,7 +10,7 @@
 namespace moed::bench {
 
 struct Row {
-  std::string bench;  // "cpu", "cpu-pair", "gpu"
+  std::string bench;  // "cpu", "cpu-pair", "gpu", "gpu-variant"
   std::string shape;  // "qwen3-30b"
   std::string scheme;
   std::string backend;
@@ -27,6 +27,9 @@ struct Row {
   std::string peer;
   double peer_ms = 0.0;
   std::optional<double> goal_ms;  // that a call should take
+  // What the scheme or the call was changed to; empty: nothing was.
+  std::string variant;
+  std::optional<double> base_ratio;  // our time by that of the cell's base, as timed beside it
 
   double us_per_token() const { return tokens > 0 ? ms * 1e3 / static_cast<double>(tokens) : 0.0; }
   double gops() const { return ms > 0 ? operations / (ms * 1e6) : 0.0; }

@@ -5,8 +5,12 @@
 namespace moed::cuda {
 namespace {
 
+// Of the launches. Rows of batched experts are only staged by sorted row.
+int64_t RowsOf(const DeviceOp& op) { return op.counts != nullptr ? op.counted : op.rows; }
+int64_t SlotsOf(const DeviceOp& op) { return op.counts != nullptr ? op.counted : op.rows * op.top_k; }
+
 PartWorkspace LayoutOf(const CudaMoe& moe, const DeviceOp& op) {
-  return WorkspaceOf(moe.desc(), moe.plan(), moe.hopper(), op.rows, op.rows * op.top_k, op.x_dtype, 0);
+  return WorkspaceOf(moe.desc(), moe.plan(), moe.hopper(), RowsOf(op), SlotsOf(op), op.x_dtype, 0);
 }
 
 }  // namespace
@@ -19,14 +23,17 @@ void PlanDeviceOp(const CudaMoe& moe, const DeviceOp& op, std::byte* workspace, 
   PartInput input;
   input.x = op.x;
   input.dtype = op.x_dtype;
-  input.rows = input.row_capacity = op.rows;
-  input.slot_capacity = op.rows * op.top_k;
+  input.rows = op.rows;
+  input.row_capacity = RowsOf(op);
+  input.slot_capacity = SlotsOf(op);
   input.top_k = op.top_k;
   input.ids = op.ids;
   input.weights = op.weights;
+  input.counts = op.counts;
+  input.max_m = op.max_m;
   FillPart(moe, input, LayoutOf(moe, op), workspace, &block->part[0], &plan->part[0]);
   FillCombine(moe, input, block->part[0], op.out, op.out_dtype, &block->combine);
-  plan->rows = plan->combine = static_cast<int32_t>(op.rows);
+  plan->rows = plan->combine = static_cast<int32_t>(RowsOf(op));
   plan->hidden = moe.desc().hidden;
 }
 

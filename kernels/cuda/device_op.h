@@ -1,8 +1,10 @@
-// The routed experts' part of a layer as one piece of work on the device: hidden states, ids and weights are there already and the
-// result stays there. Host code without CUDA calls: it says what to launch, and on which arguments.
+// The routed experts' part of a layer as one piece of work on the device: hidden states, ids and weights, or the rows of batched
+// experts and their counts, are there already and the result stays there. Host code without CUDA calls: it says what to launch, and
+// on which arguments.
 //
 // For callers that hold a batch on the GPU and enqueue or capture it themselves, on a stream of their own: a benchmark, a model
-// that runs in the same process. Nothing is checked on the device: ids outside [-1, E) are undefined behaviour.
+// that runs in the same process. Nothing is checked on the device: ids outside [-1, E) or counts outside [0, max_m] are undefined
+// behaviour.
 #ifndef MOED_KERNELS_CUDA_DEVICE_OP_H_
 #define MOED_KERNELS_CUDA_DEVICE_OP_H_
 
@@ -27,6 +29,12 @@ struct DeviceOp {
   const float* weights = nullptr;  // [M, k], final
   void* out = nullptr;             // [M, H] in out_dtype
   DType out_dtype = DType::kBf16;
+
+  // Batched experts, where there are counts: expert e has rows [e max_m, e max_m + counts[e]) of x and of the output, unweighted;
+  // what lies beyond is neither read nor written. Then M is E max_m, k is 1, and ids and weights are null.
+  const int32_t* counts = nullptr;  // [E], each in [0, max_m]
+  int64_t max_m = 0;
+  int64_t counted = 0;              // the sum of the counts, or more: what launches and workspace are made for, at least 1
 };
 
 // Bytes of the workspace that an op of so many rows and slots needs, whatever its pointers.

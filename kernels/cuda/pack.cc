@@ -166,27 +166,6 @@ float GlobalOf(const LinearWeights& weights) {
   return 1.0f;
 }
 
-// Act-order: the inputs of each group in turn, every group padded to whole steps.
-absl::Status OrderByGroup(const PackedShape& shape, const LinearWeights& weights, int32_t* order, int32_t* step_groups) {
-  std::vector<std::vector<int32_t>> groups(static_cast<size_t>(shape.groups));
-  for (int32_t k = 0; k < shape.cols; ++k) groups[static_cast<size_t>(weights.group_index[k])].push_back(k);
-  std::fill(order, order + shape.depth(), -1);
-  std::fill(step_groups, step_groups + shape.blocks * kSteps, 0);
-  const int64_t unit = kSteps / shape.slots;  // a group must not end within a slot
-  int64_t at = 0;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    const int64_t steps = (static_cast<int64_t>(groups[group].size()) + kStepDepth - 1) / kStepDepth;
-    const bool last = group + 1 == groups.size();
-    if ((!last && steps % unit != 0) || at + steps * kStepDepth > shape.depth()) {
-      return absl::UnimplementedError(absl::StrCat("act-order: group ", group, " has ", groups[group].size(), " inputs"));
-    }
-    std::copy(groups[group].begin(), groups[group].end(), order + at);
-    std::fill_n(step_groups + at / kStepDepth, steps, static_cast<int32_t>(group));
-    at += steps * kStepDepth;
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RefuseNan(const PackedShape& shape, const LinearWeights& weights) {
   if (weights.scheme.element != ElementType::kFp8E4m3) return absl::OkStatus();
   const auto at = std::find_if(weights.codes.begin(), weights.codes.end(), [](uint8_t code) { return (code & 0x7F) == 0x7F; });
@@ -205,11 +184,31 @@ std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& s
   return order;
 }
 
+absl::Status OrderByGroup(const PackedShape& shape, std::span<const int32_t> group_index, int32_t* order, int32_t* step_groups) {
+  std::vector<std::vector<int32_t>> groups(static_cast<size_t>(shape.groups));
+  for (int32_t k = 0; k < shape.cols; ++k) groups[static_cast<size_t>(group_index[static_cast<size_t>(k)])].push_back(k);
+  std::fill(order, order + shape.depth(), -1);
+  std::fill(step_groups, step_groups + shape.blocks * kSteps, 0);
+  const int64_t unit = kSteps / shape.slots;  // a group must not end within a slot
+  int64_t at = 0;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const int64_t steps = (static_cast<int64_t>(groups[group].size()) + kStepDepth - 1) / kStepDepth;
+    const bool last = group + 1 == groups.size();
+    if ((!last && steps % unit != 0) || at + steps * kStepDepth > shape.depth()) {
+      return absl::UnimplementedError(absl::StrCat("act-order: group ", group, " has ", groups[group].size(), " inputs"));
+    }
+    std::copy(groups[group].begin(), groups[group].end(), order + at);
+    std::fill_n(step_groups + at / kStepDepth, steps, static_cast<int32_t>(group));
+    at += steps * kStepDepth;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,
                         const PackTarget& target) {
   absl::Status status = RefuseNan(shape, first);
   if (status.ok() && second != nullptr) status = RefuseNan(shape, *second);
-  if (status.ok() && shape.own_order) status = OrderByGroup(shape, first, target.order, target.step_groups);
+  if (status.ok() && shape.own_order) status = OrderByGroup(shape, first.group_index, target.order, target.step_groups);
   if (!status.ok()) return status;
   const std::vector<int32_t> common = shape.ordered && !shape.own_order ? CommonOrder(shape, first.scheme) : std::vector<int32_t>();
   const int32_t* order = shape.own_order ? target.order : shape.ordered ? common.data() : nullptr;

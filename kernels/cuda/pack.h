@@ -29,6 +29,11 @@ struct PackTarget {
 // number of steps, each padded to one.
 std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& scheme);
 
+// Act-order: the input at each position `order` [depth], -1 for padding, and the group of each step `step_groups` [4 blocks], of an
+// expert whose input k has group `group_index[k]` of the shape's groups. The inputs of a group follow each other, ascending, and
+// every group is padded to whole steps. UNIMPLEMENTED when the groups do not fit the shape.
+absl::Status OrderByGroup(const PackedShape& shape, std::span<const int32_t> group_index, int32_t* order, int32_t* step_groups);
+
 // Packs one projection, or gate and up of a paired shape. UNIMPLEMENTED when act-order's groups do not fit the shape (make it with
 // `uneven` then); INVALID_ARGUMENT for a NaN among FP8 codes.
 absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,

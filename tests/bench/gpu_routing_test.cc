@@ -1,6 +1,7 @@
 // Routings of the GPU benchmark: random ones are what they claim to be, those of a file are checked.
 #include <catch2/catch.hpp>
 
+#include <numeric>
 #include <set>
 
 #include "bench/gpu_routing.h"
@@ -57,6 +58,12 @@ TEST_CASE("random routings choose different experts a row with weights that add 
   CHECK(all.size() == 16);
   CHECK(Routings().Get(key)->ids == routing.ids);
   CHECK_FALSE(Routings().Get({"any", 50, 4, 16, 8})->ids == routing.ids);
+}
+
+TEST_CASE("the rows of experts are the slots that name them") {
+  CHECK(RowsOfExperts({{3, 0, 3, 1}, {}}, 5) == std::vector<int32_t>{1, 1, 0, 2, 0});
+  const std::vector<int32_t> rows = RowsOfExperts(Routings().Get({"any", 50, 3, 16, 8}).value(), 16);
+  CHECK(std::accumulate(rows.begin(), rows.end(), 0) == 50 * 8);
 }
 
 TEST_CASE("a file's routing is found by shape, tokens and index") {

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "tests/cuda/gpu_layers.h"
 #include "tests/cuda/router_device.h"
 #include "tests/cuda/whole_layers.h"
+#include "tests/support/batched_rows.h"
 #include "tests/support/coming_rows.h"
 #include "tests/support/cpu_layers.h"
 #include "tests/support/schemes.h"
@@ -265,28 +267,76 @@ TEST_CASE("cuda lanes: asking for the device's health leaves no error behind for
   }
 }
 
-TEST_CASE("cuda lanes: an op that its caller enqueues or captures gives the bits of Run", "[small]") {
-  if (!HaveGpu()) return Skip("no GPU");
+namespace {
+
+// Enqueues `op`, all but its workspace, on a stream of its own and waits for it.
+void RunOp(const cuda::CudaMoe& moe, const cuda::DeviceOp& op) {
+  const DeviceArray<std::byte> workspace(cuda::DeviceOpBytes(moe, op));
+  cuda::CallBlock block;
+  cuda::LaunchPlan plan;
+  cuda::PlanDeviceOp(moe, op, workspace.data(), &block, &plan);
+  const DeviceArray<cuda::CallBlock> device_block(std::span<const cuda::CallBlock>(&block, 1));
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  CHECK(cuda::Enqueue(plan, device_block.data(), stream) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  cudaStreamDestroy(stream);
+  workspace.Read(cuda::DeviceOpBytes(moe, op));  // nothing behind it was touched
+}
+
+WeightScheme Ordered() {
   WeightScheme ordered = testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32});
   ordered.act_order = true;
+  return ordered;
+}
+
+QuantScheme Quantized() {
   LinearScheme quantized;
   quantized.weights = testing::Weights(ElementType::kInt8, ScaleType::kF32, {1, 0});
   quantized.input = testing::Int8(ActivationMode::kDynamic, 1);
-  std::vector<QuantScheme> schemes = {UniformScheme(quantized)};
-  for (const WeightScheme& weights : {testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), ordered,
-                                      testing::Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
-    LinearScheme linear;
-    linear.weights = weights;
-    schemes.push_back(UniformScheme(linear));
+  return UniformScheme(quantized);
+}
+
+QuantScheme Uniform(const WeightScheme& weights) { return UniformScheme({weights, {}}); }
+
+// Counted rows of an op of batched experts on the GPU, as RunBatchedLayer gives them.
+std::vector<float> RunBatchedOp(const cuda::CudaMoe& moe, const testing::BatchedRows& rows, int64_t spare) {
+  const int64_t all = static_cast<int64_t>(rows.counts.size()) * rows.max_m;
+  const DeviceArray<uint8_t> x(rows.x);
+  const DeviceArray<int32_t> counts(rows.counts);
+  const std::vector<float> untouched(static_cast<size_t>(all * rows.hidden), -12345.0f);
+  const DeviceArray<float> out(untouched);
+  cuda::DeviceOp op;
+  op.x = x.data(), op.x_dtype = rows.dtype, op.rows = all, op.top_k = 1;
+  op.counts = counts.data(), op.max_m = rows.max_m, op.counted = rows.counted() + spare;
+  op.out = out.data(), op.out_dtype = DType::kF32;
+  RunOp(moe, op);
+  const std::vector<float> got = out.Read(untouched.size());
+  std::vector<float> counted;
+  for (int64_t row = 0; row < all; ++row) {
+    const float* const from = got.data() + row * rows.hidden;
+    if (row % rows.max_m < rows.counts[static_cast<size_t>(row / rows.max_m)]) {
+      counted.insert(counted.end(), from, from + rows.hidden);
+    } else {
+      CHECK(std::all_of(from, from + rows.hidden, [](float value) { return value == -12345.0f; }));
+    }
   }
+  return counted;
+}
+
+}  // namespace
+
+TEST_CASE("cuda lanes: an op that its caller enqueues or captures gives the bits of Run", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
   uint64_t seed = 4300;
-  for (const QuantScheme& scheme : schemes) {
+  for (const QuantScheme& scheme : {Quantized(), Uniform(testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32})),
+                                    Uniform(Ordered()), Uniform(testing::Weights(ElementType::kBf16, ScaleType::kNone, {}))}) {
     MoeDesc desc = testing::MakeDesc(5, 2, 128, 96, scheme);
     desc.max_tokens = 256;
     const testing::RandomExperts experts(desc, ++seed);
     const auto moe = cuda::CudaBackends().back()->Prepare(desc, experts, testing::Pool());
     REQUIRE(moe.ok());
-    const auto& cuda_moe = static_cast<const cuda::CudaMoe&>(**moe);
     for (DType dtype : {DType::kBf16, DType::kF32, DType::kF16}) {
       for (int64_t rows : {1, 33, 200}) {
         RandomBatch batch(desc, rows, 2, dtype, ++seed);
@@ -299,21 +349,37 @@ TEST_CASE("cuda lanes: an op that its caller enqueues or captures gives the bits
         cuda::DeviceOp op;
         op.x = x.data(), op.x_dtype = dtype, op.rows = rows, op.top_k = 2;
         op.ids = ids.data(), op.weights = weights.data(), op.out = out.data(), op.out_dtype = DType::kF32;
-        const DeviceArray<std::byte> workspace(cuda::DeviceOpBytes(cuda_moe, op));
-        cuda::CallBlock block;
-        cuda::LaunchPlan plan;
-        cuda::PlanDeviceOp(cuda_moe, op, workspace.data(), &block, &plan);
-        const DeviceArray<cuda::CallBlock> device_block(std::span<const cuda::CallBlock>(&block, 1));
-        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-        cudaStream_t stream = nullptr;
-        REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-        CHECK(cuda::Enqueue(plan, device_block.data(), stream) == cudaSuccess);
-        CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-        cudaStreamDestroy(stream);
-        const std::vector<float> got = out.Read(want->size());
         INFO(rows << " rows of " << DTypeName(dtype));
+        RunOp(static_cast<const cuda::CudaMoe&>(**moe), op);
+        const std::vector<float> got = out.Read(want->size());
         CHECK(std::memcmp(got.data(), want->data(), got.size() * sizeof(float)) == 0);
-        workspace.Read(cuda::DeviceOpBytes(cuda_moe, op));  // nothing behind it was touched
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda lanes: an op of batched experts gives the bits of RunBatched, and leaves what lies beyond the counts", "[small]") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 4600;
+  for (const QuantScheme& scheme : {Quantized(), Uniform(testing::Weights(ElementType::kInt4, ScaleType::kF16, {1, 32})),
+                                    Uniform(Ordered())}) {
+    MoeDesc desc = testing::MakeDesc(5, 2, 128, 96, scheme);
+    desc.max_tokens_per_expert = 40;
+    const testing::RandomExperts experts(desc, ++seed);
+    const auto moe = cuda::CudaBackends().back()->Prepare(desc, experts, testing::Pool());
+    REQUIRE(moe.ok());
+    const std::vector<int32_t> all_counts[] = {{0, 1, 0, 0, 0}, {3, 0, 40, 1, 17}, {40, 40, 40, 40, 40}};
+    for (const std::vector<int32_t>& counts : all_counts) {
+      for (DType dtype : {DType::kBf16, DType::kF32}) {
+        const testing::BatchedRows rows(desc, counts, dtype, ++seed);
+        const auto want = testing::RunBatchedLayer(**moe, rows, DType::kF32, testing::Pool(), &GpuLane());
+        REQUIRE(want.ok());
+        for (int64_t spare : {0, 19}) {
+          INFO(rows.counted() << " rows of " << DTypeName(dtype) << ", room for " << spare << " more");
+          const std::vector<float> got = RunBatchedOp(static_cast<const cuda::CudaMoe&>(**moe), rows, spare);
+          REQUIRE(got.size() == want->y.size());
+          CHECK(std::memcmp(got.data(), want->y.data(), got.size() * sizeof(float)) == 0);
+        }
       }
     }
   }
