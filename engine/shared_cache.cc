@@ -5,8 +5,7 @@
 namespace moed {
 
 absl::StatusOr<std::shared_ptr<const SharedMemory>> SharedCache::Open(const SharedHandle& handle) {
-  std::shared_ptr<const SharedMemory> dropped;  // closed without the lock
-  std::lock_guard<std::mutex> lock(mutex_);     // also while opening: nothing is opened twice
+  std::lock_guard<std::mutex> lock(mutex_);  // also while opening and closing: nothing is opened twice or while it is being closed
   const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.first == handle; });
   if (at != entries_.end()) {
     std::rotate(at, at + 1, entries_.end());
@@ -19,16 +18,16 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> SharedCache::Open(const Shar
   }
   if (absl::IsAlreadyExists(opened.status())) return absl::InvalidArgumentError(opened.status().message());
   if (!opened.ok()) return opened.status();
-  if (entries_.size() == kMaxOpen) {
-    dropped = std::move(entries_.front().second);
-    entries_.erase(entries_.begin());
+  if (entries_.size() >= kMaxOpen) {
+    const auto idle = std::find_if(entries_.begin(), entries_.end(), IsIdle);
+    if (idle != entries_.end()) entries_.erase(idle);
   }
   entries_.emplace_back(handle, *std::move(opened));
   return entries_.back().second;
 }
 
-void SharedCache::CloseIdle() {
-  std::erase_if(entries_, [](const Entry& entry) { return entry.second.use_count() == 1; });
-}
+bool SharedCache::IsIdle(const Entry& entry) { return entry.second.use_count() == 1; }
+
+void SharedCache::CloseIdle() { std::erase_if(entries_, IsIdle); }
 
 }  // namespace moed

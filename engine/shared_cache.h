@@ -17,7 +17,8 @@ namespace moed {
 
 class SharedCache {
  public:
-  static constexpr size_t kMaxOpen = 64;  // the one that was not used for longest goes first
+  // Beside what calls use. The one that was not used for longest goes first, of those that no call uses.
+  static constexpr size_t kMaxOpen = 64;
 
   explicit SharedCache(Accelerator& accelerator) : accelerator_(accelerator) {}
 
@@ -28,6 +29,8 @@ class SharedCache {
  private:
   using Entry = std::pair<SharedHandle, std::shared_ptr<const SharedMemory>>;
 
+  // Whether no call uses it: then none can without the lock.
+  static bool IsIdle(const Entry& entry);
   // Closes what no call uses. Needs the lock.
   void CloseIdle();
 

@@ -27,7 +27,7 @@ class SharedCopy {
 
 class CopyHelpers {
  public:
-  static constexpr int kMost = 2;
+  static constexpr int kMost = 4;
 
   CopyHelpers() = default;
   ~CopyHelpers() { Stop(); }

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/service.h"
 
@@ -73,9 +74,7 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
   if (!uses_gpu_) CopyHidden(job);  // processors have other work than to copy, or to wait for who does
   job->queued = steady_clock::now();
   absl::Status status = call->Queue(queue_, [this, job](WorkQueue::Duration) {
-    const absl::Status ran = RunForward(job.get());
-    job->hidden_memory.reset(), job->output_memory.reset();  // before the answer, after which their owner may free them
-    job->call->Done(ran);
+    job->call->Done(RunForward(job.get()));
     return WorkQueue::Next::kDone;
   });
   if (status.ok() && uses_gpu_) CopyHidden(job);
@@ -142,6 +141,8 @@ absl::Status MoeService::PrepareMemory(ForwardJob* job) {
 }
 
 absl::Status MoeService::RunForward(ForwardJob* job) {
+  // Before any answer, after which their owner may free them.
+  const absl::Cleanup let_go = [job] { job->hidden_memory.reset(), job->output_memory.reset(); };
   if (absl::Status status = PrepareMemory(job); !status.ok()) return status;
   const CheckedForward& checked = job->checked;
   job->head = grpc::Slice(OutputHead(checked.output_dtype, job->out.rows, job->out.cols, !checked.output_memory));

@@ -113,7 +113,7 @@ struct MatrixArgs {
 // What a product's epilogue makes of its sums.
 enum class Epilogue : uint8_t {
   kGateUp,  // paired: h = act(gate, up), for activations of the sigmoid
-  kStore,   // sums, bias included, as float32; of a paired matrix in the order of its row tiles
+  kStore,   // sums, bias included, as float32 or bf16; of a paired matrix in the order of its row tiles
 };
 
 struct GemmArgs {

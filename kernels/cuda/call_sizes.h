@@ -18,11 +18,12 @@ inline constexpr int32_t kSharedExperts = 4096;
 // Rows of a tile that the product exists for.
 inline constexpr int kTileRowChoices[] = {8, 16, 32, 48, 64};
 // The same of the product for few rows.
-inline constexpr int kFewRowsTileRowChoices[] = {8, 16};
-// Multiprocessors of an H200, and the most tiles by row tiles whose inputs it cuts into ranges: it counts the ranges that are done of
-// each.
+inline constexpr int kFewRowsTileRowChoices[] = {8, 16, 24, 32};
+inline constexpr int kMostFewRowsOfBf16Tile = 16;  // of weights that are not codes
+// Multiprocessors of an H200; the most tiles by row tiles whose inputs it cuts into ranges, since it counts for each how many are
+// done; and thread blocks of all ranges.
 inline constexpr int kProcessors = 132;
-inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;  // and thread blocks of all ranges
+inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;
 // The same on Hopper's own products.
 inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 144, 160, 192, 256};
 inline constexpr int kMostBf16Rows = 160;  // of weights that are not codes

@@ -28,19 +28,28 @@ void CopyOnHost(std::byte* to, const std::byte* from, size_t bytes, WorkerPool* 
   });
 }
 
-// Host memory that the device may read and write directly.
-bool IsPinned(const void* memory) {
+// Whether the device may read and write this byte of host memory where it lies.
+bool IsPinned(const void* byte) {
   cudaPointerAttributes attributes = {};
-  if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+  if (cudaPointerGetAttributes(&attributes, byte) != cudaSuccess) {
     cudaGetLastError();
     return false;
   }
-  return attributes.type == cudaMemoryTypeHost;
+  return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == byte;
+}
+
+// The same of `bytes` > 0 from `memory` on.
+bool IsPinned(const void* memory, size_t bytes) {
+  return IsPinned(memory) && IsPinned(static_cast<const std::byte*>(memory) + bytes - 1);
 }
 
 // Bytes of rows that are still coming which cross the bus at once: few enough that the last piece, which nothing hides, takes some
 // 6 us, enough that the host, which needs 4 us to order a copy, has time left to help with the writing.
 constexpr size_t kBusPiece = size_t{256} << 10;
+
+// Bytes of an output that the last kernel may write over the bus itself: its thread blocks then wait for the bus instead of the
+// copy engine, which starts later.
+constexpr size_t kMostThrough = size_t{4} << 20;
 
 // One call under way. The lane's pinned memory: `in` is the block, what is sent with it, and rows that the device cannot read where
 // they lie; `back` is the error word, routing that is wanted, and rows that the device cannot write where they go. The host
@@ -88,18 +97,20 @@ class RunningCall {
     if (!base.ok()) return base.status();
     base_ = *base;
     sent_ = layout_.sent <= CudaLane::kArrayBytes ? lane_.device_arrays() : base_;
-    direct_x_ = x_on_host_ && input_.x.data != nullptr && IsPinned(input_.x.data);
+    direct_x_ = x_on_host_ && input_.x.data != nullptr && IsPinned(input_.x.data, x_bytes());
     in_x_ = CudaLane::kBlockBytes + Aligned(layout_.sent);
     absl::StatusOr<std::byte*> in = lane_.StagingIn(in_x_ + (x_on_host_ && !direct_x_ ? x_bytes() : 0));
     if (!in.ok()) return in.status();
     in_ = *in;
-    device_out_ = out_on_host_ ? base_ + layout_.out : out_.data;
-    return BeginBack();
+    if (absl::Status status = BeginBack(); !status.ok()) return status;
+    through_ = direct_out_ && out_bytes() <= kMostThrough;
+    device_out_ = out_on_host_ && !through_ ? base_ + layout_.out : out_.data;
+    return absl::OkStatus();
   }
 
   // Without an output there are launches to capture and nothing comes back.
   absl::Status BeginBack() {
-    direct_out_ = out_on_host_ && input_.counts.empty() && (out_.data == nullptr || IsPinned(out_.data));
+    direct_out_ = out_on_host_ && input_.counts.empty() && (out_.data == nullptr || IsPinned(out_.data, out_bytes()));
     back_routing_ = wants_routing() ? layout_.weights + static_cast<size_t>(sizes_.slots) * sizeof(float) : 0;
     back_out_ = kBackRouting + Aligned(back_routing_);
     absl::StatusOr<std::byte*> back = lane_.StagingOut(back_out_ + (out_on_host_ && !direct_out_ ? out_bytes() : 0));
@@ -181,7 +192,7 @@ class RunningCall {
   // Enqueues the copies back: ids and weights, which lie one after the other, in one, and the output.
   absl::Status Receive() {
     absl::Status status = FromDevice(back_ + kBackRouting, sent_, back_routing_);
-    if (!status.ok() || !out_on_host_) return status;
+    if (!status.ok() || !out_on_host_ || through_) return status;
     return ReceiveRows(direct_out_ ? static_cast<std::byte*>(out_.data) : back_ + back_out_);
   }
 
@@ -246,7 +257,8 @@ class RunningCall {
   void* device_out_ = nullptr;
   std::byte *in_ = nullptr, *back_ = nullptr;  // staging buffers
   size_t in_x_ = 0, back_routing_ = 0, back_out_ = 0;
-  bool direct_x_ = false, direct_out_ = false;
+  // Rows and output are read and written in the caller's own memory; the output by the last kernel, without a copy.
+  bool direct_x_ = false, direct_out_ = false, through_ = false;
 };
 
 // Of the largest call of `rows` rows with the model's own top-k.

@@ -1,12 +1,12 @@
 // The product where experts have few rows: reading weights is all that takes time. For rows of one bf16 term with at most one scale
 // a row, and codes without zero points of their own.
 //
-// A thread block of 4 warps owns one tile of 8 or 16 rows of an expert, one row tile of 128 features (warp w the features 16 w to
-// 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread copies the chunks that it alone needs into a ring
-// of its own in shared memory, by cp.async, so that no barrier stands between (registers would do as a ring, but the compiler gives
-// all loads into them one scoreboard, and each turn waits for the last of them). Rows and scales of a slab of blocks follow the same
-// way, one slab ahead, and are shared. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums;
-// under one scale for all inputs the tensor cores add up the range.
+// A thread block of 4 warps owns one tile of 8 to 32 rows of an expert, one row tile of 128 features (warp w the features 16 w to
+// 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread copies the chunks that it alone needs into a
+// ring of its own in shared memory, by cp.async, so that no barrier stands between (registers would do as a ring, but the compiler
+// gives all loads into them one scoreboard, and each turn waits for the last of them). Rows and scales of a slab of blocks follow
+// the same way, a slab or two ahead, and are shared. Sums of a slot are made by the tensor cores from zero and added, scaled, to
+// float32 sums; under one scale for all inputs the tensor cores add up the range.
 //
 // With several ranges (gridDim.z) each thread block leaves its sums in GemmArgs::partials, and the last of a tile and row tile to
 // finish adds them up in the order of the ranges. So results depend on the number of ranges, which the host chooses, and not on
@@ -18,7 +18,6 @@
 #include "kernels/cuda/decode-inl.cuh"
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/few_rows_slab-inl.cuh"
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch_after-inl.cuh"
 
 namespace moed::cuda {
@@ -41,26 +40,26 @@ class FewRowsProduct {
     place_ = SharedAddress(shared) + threadIdx.x * kChunkBytes;
   }
 
-  // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run. `source`: as in SortArgs.
+  // Fills `rows` [kTokens]: row of x of each row of the tile, -1 where it has none. Visible to all after Run. `source`: as in
+  // SortArgs.
   __device__ void Run(const int32_t* source, int* rows) {
     StartWeights();
     FindRow(source, rows);
     if constexpr (kSlots > 0) FindScales();
     BeginAfterEarlier();
-    LoadSlab(0, 0);
+#pragma unroll
+    for (int slab = 0; slab < kAhead; ++slab) LoadSlab(slab);
     Clear();
-    int slab = 0;
-    WaitCopies<0>();
-    for (int block = 0; block < blocks_; block += kSlabBlocks) {
-      WaitCopies<kSlabBlocks * kPieces>();  // the slab, since when so many pieces were asked for
-      __syncthreads();                      // everyone's part is there, and nobody reads the slab before
+    WaitCopies<kAhead - 1>();
+    for (int slab = 0; slab * kSlabBlocks < blocks_; ++slab) {
+      WaitSlab(slab);
+      __syncthreads();  // everyone's part is there, and nobody reads the slab before
       if constexpr (kSlots > 0) {
-        WidenScales(min(kSlabBlocks, blocks_ - block));
+        WidenScales(slab);
         __syncthreads();
       }
-      LoadSlab(block + kSlabBlocks, slab ^ 1);
-      MultiplySlab(block, slab);
-      slab ^= 1;
+      LoadSlab(slab + kAhead);
+      MultiplySlab(slab);
     }
   }
 
@@ -97,7 +96,8 @@ class FewRowsProduct {
   static constexpr int kColumns = kTokens / 8;                     // tiles of 8 rows
   static constexpr int kPieces = ChunksOf(kCodes);                 // of a block
   static constexpr int kPieceSteps = kSteps / kPieces;
-  static constexpr int kRowThreads = kTileThreads / kTokens;       // that copy a row
+  static constexpr int kSlabBlocks = Layout::kSlabBlocks, kAhead = Layout::kSlabCount - 1;  // slabs that are on their way
+  static constexpr int kRowThreads = kTokens == 24 ? 4 : kTileThreads / kTokens;  // that copy a row
   static constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
   static constexpr int kHalfChunks = kTileThreads * kChunkBytes;   // bytes of one half's chunks of a piece
   static constexpr int kRangeVectors = 2 * kColumns * kTileThreads;  // float4 of a range's sums
@@ -159,7 +159,7 @@ class FewRowsProduct {
     const int row = threadIdx.x / kRowThreads, sorted = tile_.begin + row;
     valid_ = row < tile_.count;
     const int from = !valid_ ? -1 : args_.x.by_sorted_row ? sorted : source[sorted];
-    if (threadIdx.x % kRowThreads == 0) rows[row] = from;
+    if (threadIdx.x % kRowThreads == 0 && row < kTokens) rows[row] = from;
     source_ = static_cast<const uint16_t*>(args_.x.data) + max(from, 0) * args_.x.row_stride +
               static_cast<int64_t>(first_) * kBlockDepth + threadIdx.x % kRowThreads * 8;
   }
@@ -171,20 +171,33 @@ class FewRowsProduct {
     per_group_ = 1.0f / static_cast<float>(weights.group_steps);
   }
 
-  // Asks for rows and scales of the blocks from `block` of the range on, where there are any, into buffer `slab`.
-  __device__ void LoadSlab(int block, int slab) const {
-    const int count = min(kSlabBlocks, blocks_ - block);
+  // This thread's part of a slab, which it asked for as one group: since then came as many slabs but one as are on their way, and the
+  // pieces of as many; of the first slabs fewer.
+  __device__ void WaitSlab(int slab) const {
+    constexpr int kSlabPieces = kSlabBlocks * kPieces;
+    if (slab >= kAhead) {
+      WaitCopies<kAhead * kSlabPieces + kAhead - 1>();
+    } else if (slab > 0) {
+      WaitCopies<kSlabPieces>();
+    }
+  }
+
+  // Asks for rows and scales of a slab's blocks, where there are any.
+  __device__ void LoadSlab(int slab) const {
+    const int block = slab * kSlabBlocks, count = min(kSlabBlocks, blocks_ - block);
     if (count <= 0) return CommitCopies();
     const int piece = threadIdx.x % kRowThreads;
     const uint16_t* from = source_ + static_cast<int64_t>(block) * kBlockDepth;
     const uint32_t to =
-        SharedAddress(shared_) + Layout::kSlabs + slab * Layout::kRows + threadIdx.x / kRowThreads * Layout::kRowBytes + piece * 16;
+        SharedAddress(shared_) + RowsOf(slab) + threadIdx.x / kRowThreads * Layout::kRowBytes + piece * 16;
+    if (threadIdx.x < kTokens * kRowThreads) {
 #pragma unroll
-    for (int i = 0; i < kSlabBlocks * 8 / kRowThreads; ++i) {
-      const int at = i * kRowThreads;
-      if (piece + at < count * 8) CopyAsync16(to + at * 16, from + at * 8, valid_);
+      for (int i = 0; i < kSlabBlocks * 8 / kRowThreads; ++i) {
+        const int at = i * kRowThreads;
+        if (piece + at < count * 8) CopyAsync16(to + at * 16, from + at * 8, valid_);
+      }
     }
-    if constexpr (kSlots > 0) LoadScales(first_ + block, count);
+    if constexpr (kSlots > 0) LoadScales(first_ + block, count, StoredOf(slab));
     CommitCopies();
   }
 
@@ -194,10 +207,14 @@ class FewRowsProduct {
     return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), args_.weights.groups - 1);
   }
 
-  // The stored scales of `count` blocks from `block` of the matrix on.
-  __device__ void LoadScales(int block, int count) const {
+  // Bytes into the shared memory where a slab's rows and its stored scales are.
+  __device__ static int RowsOf(int slab) { return Layout::kSlabs + slab % Layout::kSlabCount * Layout::kRows; }
+  __device__ int StoredOf(int slab) const { return Layout::kStored + (slab % kAhead * Layout::kScaleCount << ScaleShift()); }
+
+  // The stored scales of `count` blocks from `block` of the matrix on, to byte `place` of the shared memory.
+  __device__ void LoadScales(int block, int count, int place) const {
     const int shift = ScaleShift();
-    const uint32_t to = SharedAddress(shared_ + Layout::kStored);
+    const uint32_t to = SharedAddress(shared_) + place;
     // 8 pieces of 16 bytes in a slot's 128 scales of one byte.
 #pragma unroll 1
     for (int at = threadIdx.x; at < count * kSlots << (3 + shift); at += kTileThreads) {
@@ -207,39 +224,44 @@ class FewRowsProduct {
     }
   }
 
-  // The scales of `count` blocks as floats, in the order in which threads read them: each has four features' side by side.
-  __device__ void WidenScales(int count) const {
+  // A slab's scales as floats, in the order in which threads read them: each has four features' side by side.
+  __device__ void WidenScales(int slab) const {
+    const int count = min(kSlabBlocks, blocks_ - slab * kSlabBlocks);
+    const uint8_t* const stored = shared_ + StoredOf(slab);
     const int feature = threadIdx.x, half = feature / kHalfRows, in_half = feature % kHalfRows;
     const int reader = in_half / 16 * 8 + in_half % 8, second = in_half / 8 % 2;
     float* const to = reinterpret_cast<float*>(shared_ + Layout::kScales) + reader * 4 + half * 2 + second;
     WithScale(args_.weights.scale, [&](const auto& decode) {
 #pragma unroll 2
       for (int slot = 0; slot < count * kSlots; ++slot) {
-        to[slot * kTileRows] = decode(shared_ + Layout::kStored, slot * kTileRows + feature);
+        to[slot * kTileRows] = decode(stored, slot * kTileRows + feature);
       }
     });
   }
 
   // --- math ---
 
-  // The slab that starts at block `block` of the range and lies in buffer `slab`.
-  __device__ void MultiplySlab(int block, int slab) {
+  __device__ void MultiplySlab(int slab) {
     const int lane = threadIdx.x % 32;
-    const int row = kTokens == 8 ? lane % 8 : lane / 16 * 8 + lane % 8, piece = kTokens == 8 ? lane / 8 : lane / 8 % 2;
-    uint32_t rows = SharedAddress(shared_) + Layout::kSlabs + slab * Layout::kRows + row * Layout::kRowBytes + piece * 16;
+    const uint32_t slab_at = SharedAddress(shared_) + RowsOf(slab);
+    // Four matrices of 8 rows x 8 inputs at a time: one step of 16 rows, or two steps of 8.
+    uint32_t pairs = slab_at + (lane / 16 * 8 + lane % 8) * Layout::kRowBytes + lane / 8 % 2 * 16;
+    uint32_t last = slab_at + ((kColumns - 1) * 8 + lane % 8) * Layout::kRowBytes + lane / 8 * 16;
     const float4* scales = reinterpret_cast<const float4*>(shared_ + Layout::kScales) + threadIdx.x / 32 * 8 + lane / 4;
-    const int end = min(block + kSlabBlocks, blocks_);
+    const int count = min(kSlabBlocks, blocks_ - slab * kSlabBlocks);
 #pragma unroll 1
-    for (; block < end; ++block) {
-      MultiplyBlock(rows, scales);
-      rows += kBlockDepth * 2;
+    for (int block = 0; block < count; ++block) {
+      MultiplyBlock(pairs, last, scales);
+      pairs += kBlockDepth * 2;
+      last += kBlockDepth * 2;
       scales += kSlots * (kTileRows / 4);
     }
   }
 
-  __device__ void MultiplyBlock(uint32_t rows, const float4* scales) {
+  // `pairs`, `last`: shared addresses of what the thread loads of two columns, and of the last one where their number is odd.
+  __device__ void MultiplyBlock(uint32_t pairs, uint32_t last, const float4* scales) {
     Sums part;
-    uint32_t b[4];
+    uint32_t b_last[4];
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       uint4 chunk[2];
@@ -247,31 +269,43 @@ class FewRowsProduct {
 #pragma unroll
       for (int in_piece = 0; in_piece < kPieceSteps; ++in_piece) {
         const int step = piece * kPieceSteps + in_piece;
-        // Four matrices of 8 rows x 8 inputs: two steps of 8 rows, or one of 16.
-        if (kTokens > 8 || step % 2 == 0) LoadMatrix4(b, rows + step * kStepDepth * 2);
-        MultiplyStep(chunk, in_piece, step, b, part);
+        uint32_t a[2][4];
+        DecodeStep(chunk, in_piece, a);
+#pragma unroll
+        for (int column = 0; column + 1 < kColumns; column += 2) {
+          uint32_t b[4];
+          LoadMatrix4(b, pairs + column * 8 * Layout::kRowBytes + step * kStepDepth * 2);
+          MultiplyColumn(a, column, step, b[0], b[1], part);
+          MultiplyColumn(a, column + 1, step, b[2], b[3], part);
+        }
+        if constexpr (kColumns % 2 != 0) {
+          if (step % 2 == 0) LoadMatrix4(b_last, last + step * kStepDepth * 2);
+          MultiplyColumn(a, kColumns - 1, step, b_last[step % 2 * 2], b_last[step % 2 * 2 + 1], part);
+        }
         if (kSlots > 0 && step % kSlotSteps == kSlotSteps - 1) AddScaled(scales[step / kSlotSteps * (kTileRows / 4)], part);
       }
     }
   }
 
-  __device__ void MultiplyStep(const uint4 (&chunk)[2], int in_piece, int step, const uint32_t (&b)[4], Sums& part) {
-    const int first = kTokens == 8 ? step % 2 * 2 : 0;
+  // The operands of both halves in a step of a chunk.
+  __device__ static void DecodeStep(const uint4 (&chunk)[2], int in_piece, uint32_t (&a)[2][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t a[4];
 #pragma unroll
-      for (int reg = 0; reg < 4; ++reg) a[reg] = DecodeSymmetric<kCodes>(chunk[half], in_piece, reg);
+      for (int reg = 0; reg < 4; ++reg) a[half][reg] = DecodeSymmetric<kCodes>(chunk[half], in_piece, reg);
+    }
+  }
+
+  // One tile of 8 rows in a step.
+  __device__ void MultiplyColumn(const uint32_t (&a)[2][4], int column, int step, uint32_t b0, uint32_t b1, Sums& part) {
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        const uint32_t b0 = b[first + 2 * column], b1 = b[first + 2 * column + 1];
-        if (kSlots == 0) {
-          Multiply(sums_[half][column], a, b0, b1);
-        } else if (step % kSlotSteps == 0) {
-          MultiplyFresh(part[half][column], a, b0, b1);
-        } else {
-          Multiply(part[half][column], a, b0, b1);
-        }
+    for (int half = 0; half < 2; ++half) {
+      if (kSlots == 0) {
+        Multiply(sums_[half][column], a[half], b0, b1);
+      } else if (step % kSlotSteps == 0) {
+        MultiplyFresh(part[half][column], a[half], b0, b1);
+      } else {
+        Multiply(part[half][column], a[half], b0, b1);
       }
     }
   }
@@ -304,7 +338,8 @@ class FewRowsProduct {
 
   // The sums of all ranges, in their order. Past L1, which may hold what an earlier launch left at these addresses.
   __device__ void AddRanges(const float4* partials, int ranges) {
-    constexpr int kVectors = 2 * kColumns, kAtOnce = 16;  // of a thread in a range, and loads under way
+    constexpr int kVectors = 2 * kColumns;           // of a thread in a range
+    constexpr int kAtOnce = 16 / kVectors * kVectors;  // loads under way, of whole ranges
     Clear();
 #pragma unroll 1
     for (int first = 0; first < ranges * kVectors; first += kAtOnce) {
@@ -356,64 +391,6 @@ class FewRowsProduct {
   float per_group_ = 0.0f;
   Sums sums_;
 };
-
-// Thread blocks of a multiprocessor that the registers must leave room for.
-constexpr int FewRowsResident(int tokens) { return tokens <= 8 ? 5 : 4; }
-
-template <Codes kCodes, int kTokens, int kSlots>
-__global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens)) FewRows(const GemmArgs* global_args, const SortArgs* sort) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ uint64_t words[sizeof(GemmArgs) / 8];
-  __shared__ int rows[kTokens];
-  static_assert(sizeof(GemmArgs) / 8 <= kTileThreads);
-  // Before the wait: these are the call's, and to read one takes as long as a block of weights.
-  if (threadIdx.x < sizeof(GemmArgs) / 8) words[threadIdx.x] = reinterpret_cast<const uint64_t*>(global_args)[threadIdx.x];
-  const Tile* const tiles = sort->tiles;
-  const int32_t *const totals = sort->totals, *const source = sort->source;
-  __syncthreads();
-  const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
-  if (!args.tiles_early) WaitForEarlier();
-  const Tile tile = tiles[blockIdx.x];
-  if (static_cast<int>(blockIdx.x) >= totals[1]) return WaitForEarlier();
-  FewRowsProduct<kCodes, kTokens, kSlots> product(args, tile, shared);
-  product.Run(source, rows);
-  if (product.Gather()) product.Store(rows);
-}
-
-template <Codes kCodes, int kTokens, int kSlots>
-cudaError_t LaunchFewRowsTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  using Layout = SlabLayout<kTokens, kSlots>;
-  // The most of any launch, since a captured one is held to what is set when it runs.
-  const cudaError_t error = cudaFuncSetAttribute(FewRows<kCodes, kTokens, kSlots>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 Layout::Bytes(sizeof(float)));
-  if (error != cudaSuccess) return error;
-  const dim3 grid(launch.tiles, launch.row_tiles, launch.ranges);
-  return LaunchAfter(FewRows<kCodes, kTokens, kSlots>, grid, kTileThreads, Layout::Bytes(launch.scale_bytes), stream, args, sort);
-}
-
-template <Codes kCodes, int kTokens>
-cudaError_t LaunchFewRowsSlots(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  if constexpr (BitsOf(kCodes) <= 8) {
-    switch (launch.slots) {
-      case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1>(launch, args, sort, stream);
-      case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2>(launch, args, sort, stream);
-      case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4>(launch, args, sort, stream);
-      default: break;
-    }
-  }
-  if (launch.slots != 0) return cudaErrorInvalidValue;
-  return LaunchFewRowsTiles<kCodes, kTokens, 0>(launch, args, sort, stream);
-}
-
-// Every number of rows and scales of one kind of codes: the body of one source file, so that none takes long to compile.
-template <Codes kCodes>
-cudaError_t LaunchFewRowsOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  switch (launch.tokens) {
-    case 8: return LaunchFewRowsSlots<kCodes, 8>(launch, args, sort, stream);
-    case 16: return LaunchFewRowsSlots<kCodes, 16>(launch, args, sort, stream);
-    default: return cudaErrorInvalidValue;
-  }
-}
 
 }  // namespace moed::cuda
 

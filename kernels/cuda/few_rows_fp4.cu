@@ -1,5 +1,5 @@
 // The product of few_rows-inl.cuh for fp4 codes.
-#include "kernels/cuda/few_rows-inl.cuh"
+#include "kernels/cuda/few_rows_launch-inl.cuh"
 #include "kernels/cuda/gemm_kinds.h"
 
 namespace moed::cuda {

@@ -11,8 +11,7 @@ namespace moed::cuda {
 
 // A piece is a chunk of both halves; pieces of a row tile follow each other in memory.
 constexpr int kPieceBytes = 2 * kTileThreads * kChunkBytes;
-constexpr int kRing = 6;        // pieces that a thread has under way
-constexpr int kSlabBlocks = 4;  // blocks of a slab
+constexpr int kRing = 6;  // pieces that a thread has under way
 
 // 16 bytes, in order with copies to the same place.
 __device__ inline uint4 LoadShared16(uint32_t address) {
@@ -55,17 +54,20 @@ __device__ inline uint32_t DecodeSymmetric(const uint4& chunk, int step, int reg
   }
 }
 
-// Shared memory: the ring, two slabs of rows, then a slab's scales as floats and as they are stored.
+// Shared memory: the ring, slabs of rows, then a slab's scales as floats, and slabs of them as they are stored.
 template <int kTokens, int kSlots>
 struct SlabLayout {
+  static constexpr int kSlabBlocks = 4;  // blocks of 64 inputs
+  // One in use, the others on their way. More would cost thread blocks where rows or scales are many.
+  static constexpr int kSlabCount = kTokens <= 16 && kSlots <= 1 ? 3 : 2;
   // 16 bytes more than a slab has: eight rows' pieces of 16 bytes then lie in different banks.
   static constexpr int kRowBytes = kSlabBlocks * kBlockDepth * 2 + 16;
   static constexpr int kRows = kTokens * kRowBytes;
   static constexpr int kScaleCount = kSlabBlocks * kSlots * kTileRows;
   static constexpr int kSlabs = kRing * kPieceBytes;
-  static constexpr int kScales = kSlabs + 2 * kRows;
+  static constexpr int kScales = kSlabs + kSlabCount * kRows;
   static constexpr int kStored = kScales + kScaleCount * 4;
-  __host__ __device__ static int Bytes(int scale_bytes) { return kStored + kScaleCount * scale_bytes; }
+  __host__ __device__ static int Bytes(int scale_bytes) { return kStored + (kSlabCount - 1) * kScaleCount * scale_bytes; }
 };
 
 }  // namespace moed::cuda

@@ -2,9 +2,9 @@
 //
 // Each multiplying warpgroup has one half of a row tile (64 features; in a paired matrix gate and up of 32, so that a feature's two
 // sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills the ring
-// that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a weight
-// is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and nothing is
-// rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average
+// that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a
+// weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and
+// nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average
 // out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the
 // row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
@@ -34,7 +34,8 @@ class HopperMath {
  public:
   using Layout = HopperLayout<kCodes, kTokens>;
   static constexpr int kHalves = Layout::kHalves;
-  static constexpr int kOperands = Layout::kMathGroups == 2 && Layout::kHalves * kTokens <= 256 ? 4 : 2;  // that products read at once, as the registers allow
+  // That products read at once, as the registers allow.
+  static constexpr int kOperands = Layout::kMathGroups == 2 && Layout::kHalves * kTokens <= 256 ? 4 : 2;
 
   __device__ HopperMath(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring)
       : args_(args),
@@ -238,8 +239,8 @@ cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, co
     error = cudaFuncSetAttribute(HopperGemm<kCodes, kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
   const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
-  return LaunchAfter(HopperGemm<kCodes, kTokens>, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream, args,
-                     sort);
+  return LaunchAfter(HopperGemm<kCodes, kTokens>, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream,
+                     args, sort);
 }
 
 // Every number of rows of one kind of codes.

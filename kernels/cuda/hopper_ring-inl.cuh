@@ -26,8 +26,8 @@ constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
 template <Codes kCodes, int kTokens>
 struct HopperLayout {
-  // Halves of a row tile that a multiplying warpgroup has, and row tiles, as the registers for sums allow. Of bf16 weights, which are
-  // as many bytes as the rows, two halves pay up to larger tiles than of those that are decoded meanwhile.
+  // Halves of a row tile that a multiplying warpgroup has, and row tiles, as the registers for sums allow. Of bf16 weights, which
+  // are as many bytes as the rows, two halves pay up to larger tiles than of those that are decoded meanwhile.
   static constexpr int kMostOfTwo = IsScaled(kCodes) ? 128 : 160;
   static constexpr int kHalves = kTokens >= 96 && kTokens <= kMostOfTwo ? 2 : 1;
   static constexpr int kTiles = kHalves == 1 && kTokens > 128 ? 1 : 2;

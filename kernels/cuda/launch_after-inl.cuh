@@ -3,7 +3,7 @@
 // one): its thread blocks are there, and have fetched their first instructions and arguments, when their inputs are.
 //
 // What it takes, of every kernel that is launched so: each of its thread blocks calls WaitForEarlier, also one that has nothing to
-// do, before it reads what an earlier kernel of the call wrote, and before it writes anything; and LetLaterStart after that, never
+// do, before it reads what the kernel right before it wrote, and before it writes anything; and LetLaterStart after that, never
 // before. So when a kernel starts, all kernels but the one right before it have ended, and what they wrote may be read at once.
 #ifndef MOED_KERNELS_CUDA_LAUNCH_AFTER_INL_CUH_
 #define MOED_KERNELS_CUDA_LAUNCH_AFTER_INL_CUH_

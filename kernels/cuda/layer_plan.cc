@@ -146,8 +146,8 @@ double ExpectedTiles(double mean, int rows) {
   return tiles;
 }
 
-// The cheapest of `choices` up to `most` for experts of `mean` rows: rows are multiplied in whole tiles, and a tile costs as much as
-// so many rows more, for its weights.
+// The cheapest of `choices` up to `most` for experts of `mean` rows: rows are multiplied in whole tiles, and a tile costs as much
+// as so many rows more, for its weights.
 int32_t CheapestTile(std::span<const int> choices, int most, double mean, double tile_cost) {
   int32_t best = 0;
   double least = 0;
@@ -196,27 +196,32 @@ int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
 }
 
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
-  const int64_t reached = std::min(slots, experts);
-  constexpr int64_t kMostOfEight = 5;  // rows of an expert on average for tiles of 8
-  if (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * reached) return 0;
-  return kFewRowsTileRowChoices[slots > kMostOfEight * reached ? 1 : 0];
+  constexpr double kTileCost = 64;
+  if (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * std::min(slots, experts)) return 0;
+  const int most = kinds.bf16 ? kMostFewRowsOfBf16Tile : kFewRowsTileRowChoices[std::size(kFewRowsTileRowChoices) - 1];
+  return CheapestTile(kFewRowsTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }
 
 int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows) {
-  const double tiles = ExpectedTiles(MeanRows(slots, experts), rows) * static_cast<double>(std::min(slots, experts));
+  if (slots == 0) return 0;
+  const double count = static_cast<double>(slots), all = static_cast<double>(experts);
+  const double reached = all * (1.0 - std::pow(1.0 - 1.0 / all, count));  // experts that have a row
+  const double tiles = ExpectedTiles(count / reached, rows) * reached;
   return std::min(TileCapacity(slots, experts, rows), static_cast<int64_t>(std::lround(tiles)));
 }
 
-int32_t FewRowsRanges(int64_t tiles, int64_t expected, const PackedShape& shape) {
-  // Of a multiprocessor: thread blocks that keep it busy, and what each costs besides its inputs, in blocks of 64 of them.
-  constexpr int64_t kBusy = 4, kStart = 16;
+int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape) {
+  // What a thread block costs besides its inputs, in blocks of 64 of them; and the square of how many of them at once make the most of
+  // a multiprocessor. Both fit what was measured for ranges of 1 to 13.
+  constexpr double kStart = 16, kBusySquared = 17;
   const int64_t most = shape.blocks / kFewestRangeBlocks, places = tiles * shape.row_tiles;
   int32_t best = 1;
-  int64_t least = 0;
+  double least = 0;
   for (int64_t ranges = 1; ranges <= most; ++ranges) {
-    if (ranges > 1 && (places > kFewRowsCounters || places * ranges > kFewRowsBlocks)) break;
-    const int64_t blocks = (expected * shape.row_tiles * ranges + kProcessors - 1) / kProcessors;
-    const int64_t cost = std::max(blocks, kBusy) * ((shape.blocks + ranges - 1) / ranges + kStart);
+    if (ranges > 1 && (places > kFewRowsCounters || places * ranges * std::max(rows, 16) > kFewRowsBlocks * 16)) break;
+    const double blocks = std::max(static_cast<double>(expected * shape.row_tiles * ranges), 1.0) / kProcessors;  // of each
+    const double turns = std::max(std::ceil(blocks), kBusySquared / blocks);
+    const double cost = turns * (std::ceil(static_cast<double>(shape.blocks) / static_cast<double>(ranges)) + kStart);
     if (ranges == 1 || cost < least) best = static_cast<int32_t>(ranges), least = cost;
   }
   return best;
@@ -229,8 +234,8 @@ int64_t PartialsOf(const PackedShape& shape, int64_t slots, int64_t experts) {
   const int64_t ranges = shape.blocks / kFewestRangeBlocks;
   if (ranges < 2) return 0;
   const int64_t tiles = TileCapacity(slots, experts, kFewRowsTileRowChoices[0]);
-  const int64_t blocks = std::min<int64_t>(kFewRowsBlocks, tiles * shape.row_tiles * ranges);
-  return blocks * kTileRows * kFewRowsTileRowChoices[std::size(kFewRowsTileRowChoices) - 1];
+  const int64_t blocks = std::min<int64_t>(kFewRowsBlocks, tiles * shape.row_tiles * ranges * 2);  // of 16 rows, from 32
+  return blocks * kTileRows * 16;
 }
 
 }  // namespace

@@ -80,9 +80,9 @@ int64_t SortScratch(int64_t slots, int64_t experts);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: fewer of
-// bf16 weights, which it does not have to decode again for every tile.
-inline constexpr int64_t kMostFewRows = 20, kMostFewRowsOfBf16 = 12;
+// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: fewer
+// where weights are bf16, which the other product does not have to decode.
+inline constexpr int64_t kMostFewRows = 26, kMostFewRowsOfBf16 = 12;
 
 // What the weights of a layer's projections are.
 struct WeightKinds {
@@ -97,11 +97,11 @@ int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
 // The same for the product for few rows, and 0 where experts have too many.
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
 
-// Ranges that this product cuts the inputs of a matrix into, for `tiles` tiles of rows at most, of which `expected` are likely: those
-// that let the multiprocessors finish together soonest, each of kFewestRangeBlocks blocks of inputs or more. Above 1 there are at
-// most kFewRowsCounters tiles by row tiles, and kFewRowsBlocks thread blocks.
+// Ranges that this product cuts the inputs of a matrix into, for `tiles` tiles of `rows` rows at most, of which `expected` are
+// likely: those that let the multiprocessors finish together soonest, each of kFewestRangeBlocks blocks of inputs or more. Above 1
+// there are at most kFewRowsCounters tiles by row tiles, and as many sums as kFewRowsBlocks thread blocks of 16 rows have.
 inline constexpr int kFewestRangeBlocks = 4;
-int32_t FewRowsRanges(int64_t tiles, int64_t expected, const PackedShape& shape);
+int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape);
 
 // Tiles of `rows` rows that random routing makes of `slots` slots.
 int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows);

@@ -225,8 +225,8 @@ class PartFiller {
     args->down.weights = moe_.down();
     args->down.epilogue = Epilogue::kStore;
     args->down.out_stride = desc_.hidden;
-    // What combine reads is most of the bytes of a large call of small experts. By bf16 it loses what products with operands of bf16
-    // lose anyhow. Eight columns are what it reads at once.
+    // What combine reads is most of the bytes of a large call of small experts. As bf16 it loses what products with operands of
+    // bf16 lose anyhow.
     if (hopper() && desc_.hidden % 8 == 0) {
       args->down.out_bf16 = At<uint16_t>(w_.y);
     } else {
@@ -265,7 +265,8 @@ class PartFiller {
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
     if (product_ != Product::kFewRows) return launch;
-    launch.ranges = FewRowsRanges(launch.tiles, ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens), shape);
+    const int64_t expected = ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens);
+    launch.ranges = FewRowsRanges(launch.tiles, expected, launch.tokens, shape);
     launch.slots = shape.groups > 1 ? shape.slots : 0;
     launch.scale_bytes = ScaleBytes(shape.scale);
     args->partials = At<float>(w_.partials);

@@ -97,7 +97,7 @@ size_t PartialBytes(const LayerPlan& plan, const MoeDesc& desc, int64_t slots) {
     const int64_t tiles = TileCapacity(of, desc.num_experts, rows);
     for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
       if (shape == &plan.up && plan.paired) continue;
-      const int64_t ranges = FewRowsRanges(tiles, ExpectedTilesOf(of, desc.num_experts, rows), *shape);
+      const int64_t ranges = FewRowsRanges(tiles, ExpectedTilesOf(of, desc.num_experts, rows), rows, *shape);
       if (ranges > 1) most = std::max(most, static_cast<size_t>(tiles * shape->row_tiles * ranges * kTileRows * rows) * 4);
     }
   }
@@ -247,14 +247,18 @@ TEST_CASE("layer plan: the sort has one block for few slots or very many experts
   CHECK(SortBlocks(16384, 256) == 16);
 }
 
-TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on average, 20 of codes, in the sizes that exist") {
+TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on average, more of codes, in the sizes that exist") {
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
     for (int64_t slots = 1; slots <= 30 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       const int64_t reached = std::min(slots, experts);
       for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
         const int32_t rows = FewRowsTileRowsFor(slots, experts, kinds);
-        REQUIRE((rows == 0) == (slots > (kinds.bf16 ? 12 : 20) * reached));
-        if (rows > 0) REQUIRE(rows == (slots > 5 * reached ? 16 : 8));
+        REQUIRE((rows == 0) == (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * reached));
+        if (rows == 0) continue;
+        REQUIRE(std::count(std::begin(kFewRowsTileRowChoices), std::end(kFewRowsTileRowChoices), rows) == 1);
+        REQUIRE((!kinds.bf16 || rows <= kMostFewRowsOfBf16Tile));
+        if (slots <= 4 * reached) REQUIRE(rows == 8);
+        if (!kinds.bf16 && slots > 8 * reached) REQUIRE(rows * reached > slots);
       }
     }
   }
@@ -267,24 +271,25 @@ TEST_CASE("layer plan: inputs are cut into ranges where thread blocks are few, a
       for (int64_t blocks : {1, 3, 4, 7, 8, 11, 45, 224}) {
         shape.row_tiles = row_tiles;
         shape.blocks = blocks;
-        for (int64_t expected : {tiles, (tiles + 1) / 2}) {
-          const int64_t ranges = FewRowsRanges(tiles, expected, shape), places = tiles * row_tiles;
+        for (const auto& [expected, rows] : {std::pair<int64_t, int32_t>{tiles, 8}, {(tiles + 1) / 2, 16}, {tiles, 32}}) {
+          const int64_t ranges = FewRowsRanges(tiles, expected, rows, shape), places = tiles * row_tiles;
           INFO(tiles << " tiles, " << row_tiles << " row tiles, " << blocks << " blocks");
           REQUIRE(ranges >= 1);
-          if (places <= kProcessors && blocks >= 8 * kFewestRangeBlocks) CHECK(ranges > 1);
+          if (places * rows <= kProcessors * 16 && blocks >= 8 * kFewestRangeBlocks) CHECK(ranges > 1);
           if (ranges == 1) continue;
           CHECK(places <= kFewRowsCounters);
-          CHECK(places * ranges <= kFewRowsBlocks);
+          CHECK(places * ranges * std::max(rows, 16) <= kFewRowsBlocks * 16);
           CHECK(blocks / ranges >= kFewestRangeBlocks);
         }
       }
     }
   }
-  // Mixtral's gate and up, and down, for one token: all thread blocks run at once.
-  shape.row_tiles = 224, shape.blocks = 64;
-  CHECK(FewRowsRanges(2, 2, shape) == 1);
+  CHECK(ExpectedTilesOf(2, 8, 8) == 2);
+  CHECK(ExpectedTilesOf(16, 8, 8) == 7);  // two rows an expert on average leave one of eight without
+  CHECK(ExpectedTilesOf(512, 8, 32) == 20);  // 64 rows are two tiles, and half of the experts have more
+  // Mixtral's down, for one token: all thread blocks run at once.
   shape.row_tiles = 32, shape.blocks = 224;
-  CHECK(FewRowsRanges(2, 2, shape) * 64 <= 5 * kProcessors);
+  CHECK(FewRowsRanges(2, 2, 8, shape) * 64 <= 5 * kProcessors);
 }
 
 TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they may begin, and hold what kernels write") {

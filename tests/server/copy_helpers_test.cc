@@ -48,12 +48,12 @@ struct Pieces : SharedCopy {
 
 }  // namespace
 
-TEST_CASE("Messages of several hundred KiB have one helper, larger ones two, small ones none") {
+TEST_CASE("Messages of several hundred KiB have a helper, larger ones more, small ones none") {
   CHECK(CopyHelpers::For(0) == 0);
-  CHECK(CopyHelpers::For(size_t{256} << 10) == 0);
-  CHECK(CopyHelpers::For(size_t{512} << 10) == 1);
-  CHECK(CopyHelpers::For(size_t{1} << 20) == 2);
-  CHECK(CopyHelpers::For(size_t{256} << 20) == 2);
+  CHECK(CopyHelpers::For(size_t{128} << 10) == 0);
+  CHECK(CopyHelpers::For(size_t{256} << 10) == 1);
+  CHECK(CopyHelpers::For(size_t{1} << 20) == 4);
+  CHECK(CopyHelpers::For(size_t{256} << 20) == CopyHelpers::kMost);
 }
 
 TEST_CASE("As many helpers as are wanted come, expected or not, and no more") {
