@@ -171,8 +171,8 @@ class FewRowsProduct {
     per_group_ = 1.0f / static_cast<float>(weights.group_steps);
   }
 
-  // This thread's part of a slab, which it asked for as one group: since then came as many slabs but one as are on their way, and the
-  // pieces of as many; of the first slabs fewer.
+  // This thread's part of a slab, which it asked for as one group: since then came as many slabs but one as are on their way, and
+  // the pieces of as many; of the first slabs fewer.
   __device__ void WaitSlab(int slab) const {
     constexpr int kSlabPieces = kSlabBlocks * kPieces;
     if (slab >= kAhead) {

@@ -1,12 +1,12 @@
 // Products on Hopper: rows of bf16 values or codes times packed weights by wgmma, weights decoded into its register operand.
 //
-// Each multiplying warpgroup has one half of a row tile (64 features; in a paired matrix gate and up of 32, so that a feature's two
-// sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills the ring
-// that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of groups a
-// weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums instead, and
-// nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's weights would not average
-// out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the
-// row and the weights only.
+// Each multiplying warpgroup has one half of a row tile (64 features; in a paired matrix gate and up of 32, so that a feature's
+// two sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills
+// the ring that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of
+// groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums
+// instead, and nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
+// weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of gemm-
+// inl.cuh; they depend on the row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   const Ring<Layout> ring = {Opaque((SharedAddress(memory) + 1023) / 1024 * 1024), full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 2 : 1);
+      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
       InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();

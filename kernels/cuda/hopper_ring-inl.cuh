@@ -5,8 +5,8 @@
 // copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales of
 // groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
 //
-// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of a scaling warp where there
-// are groups; `empty` has one arrival of each multiplying warp.
+// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
+// warp where there are groups; `empty` has one arrival of each multiplying warp.
 #ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
@@ -16,7 +16,7 @@
 
 namespace moed::cuda {
 
-inline constexpr int kScaleWarps = 3;
+inline constexpr int kScaleWarps = 3, kScaleLanes = 32;
 inline constexpr int kHopperStatic = 1024;        // bytes of shared memory beside the ring, at most
 inline constexpr int kMostStages = 8;
 inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walked together, for the L2 cache
@@ -225,8 +225,7 @@ __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, con
           const uint32_t to = ring.Stage(place.stage) + Layout::kScales + tile * Layout::kScaleBytes;
           if (tile < work.row_tiles) maker.Store(raw[tile], to);
         }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) Arrive(ring.Full(place.stage));
+        Arrive(ring.Full(place.stage));
         read(block + kScaleWarps);
       }
       turn = turn + 1 == kScaleWarps ? 0 : turn + 1;

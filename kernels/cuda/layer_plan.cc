@@ -211,8 +211,8 @@ int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows) {
 }
 
 int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape) {
-  // What a thread block costs besides its inputs, in blocks of 64 of them; and the square of how many of them at once make the most of
-  // a multiprocessor. Both fit what was measured for ranges of 1 to 13.
+  // What a thread block costs besides its inputs, in blocks of 64 of them; and the square of how many of them at once make the most
+  // of a multiprocessor. Both fit what was measured for ranges of 1 to 13.
   constexpr double kStart = 16, kBusySquared = 17;
   const int64_t most = shape.blocks / kFewestRangeBlocks, places = tiles * shape.row_tiles;
   int32_t best = 1;
