@@ -118,14 +118,16 @@ TEST_CASE("A copy stays as long as a helper is at it, and a stop waits for that 
   struct Blocked : SharedCopy {
     explicit Blocked(std::atomic<int>* alive) : alive(alive) { ++*alive; }
     ~Blocked() override { --*alive; }
-    // The second to come stays: the helper, or the caller, which is as good.
+    // The caller waits for the helper to come, which stays.
     void TakePart() override {
-      if (++came == 1) {
+      ++came;
+      if (std::this_thread::get_id() == caller) {
         Soon([this] { return came == 2; });
-        return;
+      } else {
+        while (!go_on) std::this_thread::sleep_for(milliseconds(1));
       }
-      while (!go_on) std::this_thread::sleep_for(milliseconds(1));
     }
+    std::thread::id caller;
     std::atomic<int> came{0};
     std::atomic<bool> go_on{false};
     std::atomic<int>* const alive;
@@ -134,7 +136,10 @@ TEST_CASE("A copy stays as long as a helper is at it, and a stop waits for that 
   CopyHelpers helpers;
   helpers.Start(1);
   auto copy = std::make_shared<Blocked>(&alive);
-  std::thread caller([&] { helpers.Copy(copy, 1); });
+  std::thread caller([&] {
+    copy->caller = std::this_thread::get_id();
+    helpers.Copy(copy, 1);
+  });
   CHECK(Soon([&] { return copy->came == 2; }));
   std::atomic<bool> stopped{false};
   std::thread stopper([&] {
