@@ -79,7 +79,8 @@ check_rules() {
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
   only "//server:options reaches the vocabulary, json and CLI11 only" "//server:options" \
     "($vocabulary) + //third_party:json + //third_party:cli11 + $std"
-  only "//server:work_queue reaches std and absl status only" "//server:work_queue" "($vocabulary) + $std"
+  only "//server:work_queue and what copies beside it reach std and absl status only" \
+    "//server:copy_helpers + //server:look_out + //server:work_queue" "//server:look_out + ($vocabulary) + $std"
   only "//server reaches engine, kernels, proto and its libraries only" "//server:*" \
     "//engine:* + //kernels/... + //proto:* + $cuda + (//third_party:* except //third_party:catch2 except //third_party:benchmark)"
   direct "//server reaches kernels through //kernels:backends only" "//server:*"
