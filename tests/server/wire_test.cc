@@ -315,7 +315,7 @@ TEST_CASE("An unknown field is refused at every depth (B57)") {
       {[](v1::ForwardRequest* r) { return r->mutable_router_logits()->mutable_device_memory(); }, "DeviceMemory"},
       {[](v1::ForwardRequest* r) { return r->mutable_output_memory(); }, "DeviceMemory"}};
   for (const auto& [place, name] : places) {
-    CheckInvalid([&](v1::ForwardRequest* r) { REQUIRE(place(r)->MergeFromString(field_15)); },
+    CheckInvalid([&, place = place](v1::ForwardRequest* r) { REQUIRE(place(r)->MergeFromString(field_15)); },
                  {name + ": wanted fields of moe.v1", "field 15"});
   }
   // `layer` sent as bytes: another type than the contract's.
