@@ -1,6 +1,6 @@
 // The product of gemm-inl.cuh for int4 codes.
-#include "kernels/cuda/gemm-inl.cuh"
 #include "kernels/cuda/gemm_kinds.h"
+#include "kernels/cuda/gemm_launch-inl.cuh"
 
 namespace moed::cuda {
 
