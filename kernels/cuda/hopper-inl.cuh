@@ -4,7 +4,7 @@
 // two sums end in the same thread), or both, and all rows of the tile, which it shares with the others; a warpgroup more fills
 // the ring that they read (hopper_ring-inl.cuh). Products are under way while the next one's weights are decoded. Under scales of
 // groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums
-// instead, and nothing is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
+// instead, and no weight is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
 // weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of
 // gemm-inl.cuh; they depend on the row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
