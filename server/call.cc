@@ -93,7 +93,7 @@ absl::Status Call::Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQue
   WorkQueue::Job job;
   job.run = std::move(run);
   job.drop = [this](const absl::Status& why) { Done(why); };
-  job.gone = [context = context_] { return context->IsCancelled(); };
+  job.gone = [this] { return Gone(); };
   job.deadline = deadline_;
   return queue->Push(std::move(job));
 }

@@ -64,6 +64,9 @@ class Call final : public grpc::ServerUnaryReactor {
   absl::Status Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQueue::Duration)> run);
 
   std::chrono::steady_clock::time_point started() const { return started_; }
+  WorkQueue::TimePoint deadline() const { return deadline_; }
+  // Whether the client went away, or a deadline passed.
+  bool Gone() const { return context_->IsCancelled(); }
 
  private:
   void OnDone() override;

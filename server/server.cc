@@ -87,8 +87,8 @@ int HelpersOf(const HostStatus& host) {
 }  // namespace
 
 Server::Server(const ServeOptions& options, Engine* engine)
-    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), service_(engine, &queue_, &helpers_),
-      engine_(engine), main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
+    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), runner_(engine, &queue_),
+      service_(engine, &queue_, &runner_, &helpers_), engine_(engine), main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING

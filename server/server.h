@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "server/copy_helpers.h"
+#include "server/forward_runner.h"
 #include "server/health.h"
 #include "server/options.h"
 #include "server/service.h"
@@ -58,6 +59,7 @@ class Server {
   void StartDeviceWatch();
 
   WorkQueue queue_;
+  ForwardRunner runner_;
   CopyHelpers helpers_;
   MoeService service_;
   Engine* const engine_;

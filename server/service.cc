@@ -11,8 +11,8 @@ namespace moed {
 
 namespace v1 = moe::v1;
 
-MoeService::MoeService(Engine* engine, WorkQueue* queue, CopyHelpers* helpers)
-    : engine_(engine), queue_(queue), helpers_(helpers), models_(engine->Status()), uses_gpu_(engine->UsesGpu()) {}
+MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers)
+    : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), models_(engine->Status()), uses_gpu_(engine->UsesGpu()) {}
 
 absl::Status MoeService::Admit(Kind kind) const {
   if (kind == Kind::kReports) return absl::OkStatus();

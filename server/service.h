@@ -21,6 +21,7 @@
 #include "proto/moe/v1/moe.grpc.pb.h"
 #include "server/call.h"
 #include "server/copy_helpers.h"
+#include "server/forward_runner.h"
 #include "server/received_forward.h"
 #include "server/request.h"
 #include "server/wire.h"
@@ -37,8 +38,8 @@ inline constexpr size_t kMaxBytesInFlight = size_t{1} << 30;
 
 class MoeService final : public MoeServiceBase {
  public:
-  // All must outlive the service; every model must be planned.
-  MoeService(Engine* engine, WorkQueue* queue, CopyHelpers* helpers);
+  // All must outlive the service; every model must be planned. `runner` works on `engine` and `queue`.
+  MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers);
 
   void SetPhase(Phase phase) { phase_.store(phase); }
 
@@ -58,7 +59,7 @@ class MoeService final : public MoeServiceBase {
                                       grpc::ByteBuffer* response) override;
 
  private:
-  struct ForwardJob;
+  struct UnaryForward;
   struct SelfCheckJob;
 
   // What every handler goes through: makes the call, refuses it when its deadline passed or (kComputes) the service is
@@ -71,19 +72,15 @@ class MoeService final : public MoeServiceBase {
   absl::Status Admit(Kind kind) const;
 
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
-  absl::Status PlaceHidden(ForwardJob* job);
-  void CopyHidden(const std::shared_ptr<ForwardJob>& job);
-  absl::Status RunForward(ForwardJob* job);
-  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
-                                       size_t bytes, std::shared_ptr<const SharedMemory>* held);
-  absl::Status PrepareMemory(ForwardJob* job);
-  absl::Status AnswerForward(ForwardJob* job, const ForwardInfo& info);
+  absl::Status PlaceHidden(UnaryForward* caller, CheckedForward* checked);
+  void CopyHidden(const std::shared_ptr<UnaryForward>& caller);
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;
 
   Engine* const engine_;
   WorkQueue* const queue_;
+  ForwardRunner* const runner_;
   CopyHelpers* const helpers_;
   const ModelTable models_;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
