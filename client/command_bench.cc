@@ -17,6 +17,7 @@ struct BenchOptions {
   std::vector<int64_t> concurrency = {1};
   double seconds = 5;
   std::string dtype = "bf16";
+  std::vector<std::string> transports = {"auto"};
   bool random_ids = false;
   uint64_t seed = 1;
 };
@@ -56,6 +57,13 @@ absl::Status FindShape(const Globals& globals, int32_t layer, LoadOptions* load)
   return absl::NotFoundError(absl::StrCat("--layer: wanted one of ", layers, " (model ", model.name, "), got ", layer));
 }
 
+Transport ParseTransport(const std::string& name) {
+  for (const Transport transport : {Transport::kRpc, Transport::kSharedMemory, Transport::kRing}) {
+    if (name == TransportName(transport)) return transport;
+  }
+  return Transport::kAuto;
+}
+
 Json ToJson(const BenchRow& row) {
   const LoadOptions& load = row.load;
   const LoadResult& result = row.result;
@@ -65,6 +73,7 @@ Json ToJson(const BenchRow& row) {
           {"concurrency", load.concurrency},
           {"dtype", DTypeName(load.dtype)},
           {"transport", load.server.rfind("unix:", 0) == 0 ? "unix" : "tcp"},
+          {"memory", TransportName(load.transport)},
           {"bytes", load.tokens * load.hidden * static_cast<int64_t>(ElementBytes(load.dtype))},
           {"seconds", result.seconds},
           {"calls", result.calls},
@@ -87,14 +96,14 @@ Json ToJson(const BenchRow& row) {
 }
 
 void Print(const std::vector<BenchRow>& rows) {
-  Table table({">layer", ">tokens", ">workers", ">calls", ">errors", ">tokens/s", ">p50 us", ">p90 us", ">p99 us",
+  Table table({">layer", "transport", ">tokens", ">workers", ">calls", ">errors", ">tokens/s", ">p50 us", ">p90 us", ">p99 us",
                ">p99.9 us", ">server p50", ">server p99", ">transport p50", ">transport p99"});
   const auto micros = [](const LatencyHistogram& histogram, double q) {
     return absl::StrFormat("%.1f", histogram.QuantileMicros(q));
   };
   for (const BenchRow& row : rows) {
     const LoadResult& r = row.result;
-    table.Add({absl::StrCat(row.load.layer), absl::StrCat(row.load.tokens), absl::StrCat(row.load.concurrency),
+    table.Add({absl::StrCat(row.load.layer), TransportName(row.load.transport), absl::StrCat(row.load.tokens), absl::StrCat(row.load.concurrency),
                absl::StrCat(r.calls), absl::StrCat(r.errors),
                absl::StrFormat("%.0f", static_cast<double>(r.calls * row.load.tokens) / r.seconds), micros(r.latency, 0.5),
                micros(r.latency, 0.9), micros(r.latency, 0.99), micros(r.latency, 0.999), micros(r.server, 0.5),
@@ -129,12 +138,15 @@ int RunBench(const Globals& globals, const BenchOptions& options) {
                                                   " rows of ", row_bytes, " bytes in a message, got ", tokens)));
     }
     for (int64_t concurrency : options.concurrency) {
-      load.tokens = tokens;
-      load.concurrency = concurrency;
-      absl::StatusOr<LoadResult> result = RunLoad(load);
-      if (!result.ok()) return Fail(result.status());
-      passed = passed && result->errors == 0 && result->calls > 0;
-      rows.push_back({load, *std::move(result)});
+      for (const std::string& transport : options.transports) {
+        load.tokens = tokens;
+        load.concurrency = concurrency;
+        load.transport = ParseTransport(transport);
+        absl::StatusOr<LoadResult> result = RunLoad(load);
+        if (!result.ok()) return Fail(result.status());
+        passed = passed && result->errors == 0 && result->calls > 0;
+        rows.push_back({load, *std::move(result)});
+      }
     }
   }
   if (globals.json) {
@@ -150,6 +162,7 @@ int RunBench(const Globals& globals, const BenchOptions& options) {
 constexpr char kExamples[] = R"(Examples:
   moectl bench --layer 0 --tokens 64 --concurrency 4 --seconds 10
   moectl --server unix:/run/moed.sock bench --layer 0 --tokens 1,16,256 --concurrency 1,8 --seconds 2 --json
+  moectl --server unix:/run/moed.sock bench --layer 0 --tokens 64 --transport rpc,shared-memory,ring
 
 Random hidden states, routed by the server's gate or, with --random-ids, by the client. Each worker has a connection of its
 own and one call under way. Transport is the time that the caller saw less the server's own.
@@ -172,6 +185,11 @@ void AddBench(CLI::App& app, const Globals& globals, Run* run) {
       ->capture_default_str();
   command->add_option("--dtype", options->dtype, "of hidden states and answer")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->capture_default_str();
+  command->add_option("--transport", options->transports, "auto, rpc, shared-memory or ring; a list T,U,... runs each")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember({"auto", "rpc", "shared-memory", "ring"}))
       ->capture_default_str();
   command->add_flag("--random-ids", options->random_ids, "send random ids and weights instead of using the server's gate");
   command->add_option("--seed", options->seed, "of the random numbers")->capture_default_str();

@@ -22,6 +22,7 @@ struct LoadOptions {
   DType dtype = DType::kBf16;
   bool random_ids = false;  // send random routing instead of leaving it to the server's gate
   uint64_t seed = 1;
+  Transport transport = Transport::kAuto;
   CallOptions call;
   int64_t hidden = 0;  // H, E and k of the model
   int64_t num_experts = 0;

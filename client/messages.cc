@@ -11,15 +11,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors travel as little-endian bytes without conversion");
 
-moe::v1::DType ToWire(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return moe::v1::DTYPE_F32;
-    case DType::kBf16: return moe::v1::DTYPE_BF16;
-    case DType::kF16: return moe::v1::DTYPE_F16;
-  }
-  return moe::v1::DTYPE_UNSPECIFIED;
-}
-
 // OK when `got` elements are exactly rows x columns.
 absl::Status CheckCount(const char* what, int64_t rows, int64_t columns, size_t got) {
   if (rows < 0 || columns < 0) {
@@ -41,42 +32,39 @@ void SetTensor(moe::v1::DType dtype, int64_t rows, int64_t columns, const void* 
   if (bytes > 0) tensor->set_data(data, bytes);
 }
 
-absl::Status SetHidden(const HiddenView& hidden, moe::v1::Tensor* tensor) {
+absl::Status CheckHidden(const HiddenView& hidden) {
   const size_t element = ElementBytes(hidden.dtype);
-  if (hidden.data.size() % element != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("hidden: wanted a multiple of ", element, " bytes (",
-                                                   DTypeName(hidden.dtype), "), got ", hidden.data.size()));
-  }
-  if (absl::Status status = CheckCount("hidden", hidden.rows, hidden.columns, hidden.data.size() / element); !status.ok()) {
-    return status;
-  }
-  SetTensor(ToWire(hidden.dtype), hidden.rows, hidden.columns, hidden.data.data(), hidden.data.size(), tensor);
-  return absl::OkStatus();
+  if (hidden.data.size() % element == 0) return CheckCount("hidden", hidden.rows, hidden.columns, hidden.data.size() / element);
+  return absl::InvalidArgumentError(absl::StrCat("hidden: wanted a multiple of ", element, " bytes (", DTypeName(hidden.dtype),
+                                                 "), got ", hidden.data.size()));
 }
 
-absl::Status SetRouting(const ForwardCall& call, moe::v1::ForwardRequest* request) {
+bool RoutesByIds(const ForwardCall& call) { return call.top_k != 0 || !call.ids.empty() || !call.weights.empty(); }
+bool RoutesByLogits(const ForwardCall& call) { return call.num_experts != 0 || !call.router_logits.empty(); }
+
+absl::Status CheckRouting(const ForwardCall& call) {
   const int64_t rows = call.hidden.rows;
-  const bool by_ids = call.top_k != 0 || !call.ids.empty() || !call.weights.empty();
-  const bool by_logits = call.num_experts != 0 || !call.router_logits.empty();
-  if (by_ids && by_logits) {
+  if (RoutesByIds(call) && RoutesByLogits(call)) {
     return absl::InvalidArgumentError("routing: wanted ids and weights, or router_logits, or neither, got both");
   }
-  if (by_ids) {
+  if (RoutesByIds(call)) {
     if (absl::Status status = CheckCount("ids", rows, call.top_k, call.ids.size()); !status.ok()) return status;
-    if (absl::Status status = CheckCount("weights", rows, call.top_k, call.weights.size()); !status.ok()) return status;
+    return CheckCount("weights", rows, call.top_k, call.weights.size());
+  }
+  return RoutesByLogits(call) ? CheckCount("router_logits", rows, call.num_experts, call.router_logits.size()) : absl::OkStatus();
+}
+
+void SetRouting(const ForwardCall& call, moe::v1::ForwardRequest* request) {
+  const int64_t rows = call.hidden.rows;
+  if (RoutesByIds(call)) {
     SetTensor(moe::v1::DTYPE_I32, rows, call.top_k, call.ids.data(), call.ids.size_bytes(),
               request->mutable_top_k()->mutable_ids());
     SetTensor(moe::v1::DTYPE_F32, rows, call.top_k, call.weights.data(), call.weights.size_bytes(),
               request->mutable_top_k()->mutable_weights());
-  }
-  if (by_logits) {
-    if (absl::Status status = CheckCount("router_logits", rows, call.num_experts, call.router_logits.size()); !status.ok()) {
-      return status;
-    }
+  } else if (RoutesByLogits(call)) {
     SetTensor(moe::v1::DTYPE_F32, rows, call.num_experts, call.router_logits.data(), call.router_logits.size_bytes(),
               request->mutable_router_logits());
   }
-  return absl::OkStatus();
 }
 
 // OK when `tensor` is [rows, columns] of `dtype` with all its bytes; `columns` < 0: any.
@@ -170,11 +158,32 @@ LayerExplanation FromWire(const moe::v1::LayerExplanation& layer) {
 
 }  // namespace
 
-absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
+moe::v1::DType ToWire(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return moe::v1::DTYPE_F32;
+    case DType::kBf16: return moe::v1::DTYPE_BF16;
+    case DType::kF16: return moe::v1::DTYPE_F16;
+  }
+  return moe::v1::DTYPE_UNSPECIFIED;
+}
+
+absl::Status CheckCall(const ForwardCall& call) {
+  if (absl::Status status = CheckHidden(call.hidden); !status.ok()) return status;
+  return CheckRouting(call);
+}
+
+size_t OutputBytes(const ForwardCall& call) {
+  return static_cast<size_t>(call.hidden.rows * call.hidden.columns) * ElementBytes(call.output_dtype.value_or(call.hidden.dtype));
+}
+
+absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request, bool with_data) {
+  if (absl::Status status = CheckCall(call); !status.ok()) return status;
   request->set_model(call.model);
   request->set_layer(call.layer);
-  if (absl::Status status = SetHidden(call.hidden, request->mutable_hidden()); !status.ok()) return status;
-  if (absl::Status status = SetRouting(call, request); !status.ok()) return status;
+  const HiddenView& hidden = call.hidden;
+  SetTensor(ToWire(hidden.dtype), hidden.rows, hidden.columns, hidden.data.data(), with_data ? hidden.data.size() : 0,
+            request->mutable_hidden());
+  SetRouting(call, request);
   if (call.output_dtype.has_value()) request->set_output_dtype(ToWire(*call.output_dtype));
   request->set_routed_only(call.routed_only);
   request->set_return_routing(call.return_routing);
@@ -182,15 +191,17 @@ absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response) {
+absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response, bool with_data) {
   ForwardResult result;
   result.dtype = call.output_dtype.value_or(call.hidden.dtype);
   result.rows = call.hidden.rows;
   result.columns = call.hidden.columns;
-  absl::Status status = CheckAnswer("output", response->output(), ToWire(result.dtype), result.rows, result.columns,
-                                    ElementBytes(result.dtype));
-  if (!status.ok()) return status;
-  result.data = std::move(*response->mutable_output()->mutable_data());
+  if (with_data) {
+    absl::Status status = CheckAnswer("output", response->output(), ToWire(result.dtype), result.rows, result.columns,
+                                      ElementBytes(result.dtype));
+    if (!status.ok()) return status;
+    result.data = std::move(*response->mutable_output()->mutable_data());
+  }
   result.backend = response->backend();
   result.scheme = response->scheme();
   result.generation = response->generation();

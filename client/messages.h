@@ -9,13 +9,21 @@
 
 namespace moed::client {
 
-// Fills `request`. INVALID_ARGUMENT, naming the field with wanted and got, when spans and shapes contradict each other, or
+moe::v1::DType ToWire(DType dtype);
+
+// INVALID_ARGUMENT, naming the field with wanted and got, when spans and shapes contradict each other, or when both kinds of routing
+// are given. Hidden states that are elsewhere have their bytes counted by `hidden.data` too.
+absl::Status CheckCall(const ForwardCall& call);
+// Bytes of the output.
+size_t OutputBytes(const ForwardCall& call);
+
+// Fills `request`; `with_data` false: without the bytes of the hidden states. INVALID_ARGUMENT, naming the field with wanted and got, when spans and shapes contradict each other, or
 // when both kinds of routing are given.
-absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request);
+absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request, bool with_data = true);
 
 // Takes the answer to `call`; moves its output bytes. INTERNAL when its shape, dtype or byte count is not what was asked
-// for.
-absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response);
+// for. `with_data` false: the output is elsewhere.
+absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response, bool with_data = true);
 
 ServerStatus FromWire(const moe::v1::StatusResponse& response);
 Explanation FromWire(const moe::v1::ExplainResponse& response);

@@ -3,12 +3,20 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <malloc.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <future>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/channel.h"
 #include "client/health_messages.h"
 #include "client/messages.h"
+#include "client/session_keeper.h"
+#include "client/shared_calls.h"
+#include "client/shared_session.h"
 #include "moe/v1/moe.grpc.pb.h"
 
 namespace moed::client {
@@ -21,14 +29,30 @@ void Prepare(const CallOptions& options, grpc::ClientContext* context) {
 
 }  // namespace
 
+struct Buffer::Impl {
+  std::optional<SharedSession::Part> part;
+  std::unique_ptr<uint8_t, void (*)(void*)> heap{nullptr, std::free};
+  std::span<uint8_t> bytes;
+};
+
+Buffer::Buffer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Buffer::Buffer(Buffer&&) noexcept = default;
+Buffer& Buffer::operator=(Buffer&&) noexcept = default;
+Buffer::~Buffer() = default;
+std::span<uint8_t> Buffer::bytes() const { return impl_->bytes; }
+bool Buffer::shared() const { return impl_->part.has_value(); }
+
 struct MoeClient::Impl {
-  std::string address;
+  const std::string address;
+  const ClientOptions client_options;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<moe::v1::Moe::Stub> stub;
   grpc::GenericStub generic;
+  SessionKeeper sessions;
 
-  Impl(std::string where, std::shared_ptr<grpc::Channel> to)
-      : address(std::move(where)), channel(std::move(to)), stub(moe::v1::Moe::NewStub(channel)), generic(channel) {}
+  Impl(std::string where, const ClientOptions& options, std::shared_ptr<grpc::Channel> to)
+      : address(std::move(where)), client_options(options), channel(std::move(to)), stub(moe::v1::Moe::NewStub(channel)),
+        generic(channel), sessions(options) {}
 
   // One unary call of `method`, a member of the generated stub.
   template <typename Request, typename Response>
@@ -38,7 +62,75 @@ struct MoeClient::Impl {
     Prepare(options, &context);
     return ToAbsl((stub.get()->*method)(&context, request, response), address);
   }
+
+  // The session that a call uses; null: none, by choice or because there is none to be had.
+  absl::StatusOr<std::shared_ptr<SharedSession>> Session(const CallOptions& options) {
+    return sessions.Get([&](moe::v1::HelloResponse* hello) {
+      moe::v1::HelloRequest request;
+      request.set_protocol(1);
+      request.set_client("moed C++ client");
+      return Call(&moe::v1::Moe::Stub::Hello, options, request, hello);
+    });
+  }
+
+  absl::StatusOr<ForwardResult> ForwardByMessage(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options) {
+    moe::v1::ForwardRequest request;
+    moe::v1::ForwardResponse response;
+    if (absl::Status status = ToWire(call, &request); !status.ok()) return status;
+    absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, request, &response);
+    if (!status.ok()) return status;
+    absl::StatusOr<ForwardResult> result = FromWire(call, &response);
+    if (!result.ok() || output.data() == nullptr) return result;
+    std::memcpy(output.data(), result->data.data(), result->data.size());
+    result->data.clear();
+    return result;
+  }
+
+  absl::StatusOr<ForwardResult> ForwardBySharedMemory(SharedCall placed, const CallOptions& options) {
+    moe::v1::ForwardRequest request;
+    moe::v1::ForwardResponse response;
+    if (absl::Status status = placed.ToWire(&request); !status.ok()) return status;
+    absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, request, &response);
+    if (!status.ok()) return status;
+    return placed.FromWire(&response);
+  }
+
+  // `output` null: in the result.
+  absl::StatusOr<ForwardResult> Forward(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options) {
+    if (absl::Status status = CheckCall(call); !status.ok()) return status;
+    const absl::StatusOr<std::shared_ptr<SharedSession>> session = Session(options);
+    if (!session.ok()) return session.status();
+    if (*session == nullptr || !SharedCall::CanSay(call)) return ForwardByMessage(call, output, options);
+    std::optional<SharedCall> placed = SharedCall::Place(*session, call, output);
+    if (placed && client_options.transport == Transport::kSharedMemory) {
+      return ForwardBySharedMemory(*std::move(placed), options);
+    }
+    std::optional<absl::StatusOr<ForwardResult>> result;
+    if (placed) result = placed->Run(options);
+    if (result && absl::IsUnavailable(result->status())) sessions.Lost(*session);
+    if (result) return ToAbsl(*std::move(result));
+    if (client_options.transport == Transport::kAuto) return ForwardByMessage(call, output, options);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("session: wanted free memory and a free slot for this call, got none; session_bytes is ",
+                     client_options.session_bytes));
+  }
+
+  absl::StatusOr<ForwardResult> ToAbsl(absl::StatusOr<ForwardResult> result) const {
+    if (!absl::IsUnavailable(result.status())) return result;
+    return absl::UnavailableError(absl::StrCat("server ", address, ": ", result.status().message()));
+  }
+  absl::Status ToAbsl(const grpc::Status& status, const std::string& where) const { return client::ToAbsl(status, where); }
 };
+
+const char* TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kAuto: return "auto";
+    case Transport::kRpc: return "rpc";
+    case Transport::kSharedMemory: return "shared-memory";
+    case Transport::kRing: return "ring";
+  }
+  return "auto";
+}
 
 const char* LayerStateName(LayerState state) {
   switch (state) {
@@ -79,16 +171,33 @@ MoeClient::~MoeClient() = default;
 absl::StatusOr<std::unique_ptr<MoeClient>> MoeClient::Connect(const std::string& address, const ClientOptions& options) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(address, options);
   if (!channel.ok()) return channel.status();
-  return std::unique_ptr<MoeClient>(new MoeClient(std::make_unique<Impl>(address, *std::move(channel))));
+  return std::unique_ptr<MoeClient>(new MoeClient(std::make_unique<Impl>(address, options, *std::move(channel))));
 }
 
 absl::StatusOr<ForwardResult> MoeClient::Forward(const ForwardCall& call, const CallOptions& options) {
-  moe::v1::ForwardRequest request;
-  moe::v1::ForwardResponse response;
-  if (absl::Status status = ToWire(call, &request); !status.ok()) return status;
-  absl::Status status = impl_->Call(&moe::v1::Moe::Stub::Forward, options, request, &response);
-  if (!status.ok()) return status;
-  return FromWire(call, &response);
+  return impl_->Forward(call, {}, options);
+}
+
+absl::StatusOr<ForwardResult> MoeClient::ForwardInto(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options) {
+  if (absl::Status status = CheckCall(call); !status.ok()) return status;
+  if (output.size() == OutputBytes(call)) return impl_->Forward(call, output, options);
+  return absl::InvalidArgumentError(absl::StrCat("output: wanted ", OutputBytes(call), " bytes, got ", output.size()));
+}
+
+absl::StatusOr<Buffer> MoeClient::Allocate(size_t bytes) {
+  auto impl = std::make_unique<Buffer::Impl>();
+  const absl::StatusOr<std::shared_ptr<SharedSession>> session = impl_->Session({});
+  if (session.ok() && *session != nullptr) impl->part = (*session)->Allocate(bytes);
+  if (impl->part) {
+    impl->bytes = impl->part->bytes();
+    return Buffer(std::move(impl));
+  }
+  constexpr size_t kAlignment = 64;
+  const size_t whole = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  impl->heap.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, whole)));
+  if (impl->heap == nullptr) return absl::ResourceExhaustedError(absl::StrCat("a buffer of ", bytes, " bytes: the heap has none"));
+  impl->bytes = {impl->heap.get(), bytes};
+  return Buffer(std::move(impl));
 }
 
 absl::StatusOr<ServerStatus> MoeClient::Status(const std::string& model, const CallOptions& options) {

@@ -7,6 +7,8 @@
 // the numbers), NOT_FOUND (model, layer), UNAVAILABLE (no connection, loading or draining), RESOURCE_EXHAUSTED (the server's
 // queue is full, or a message is larger than the limit), DEADLINE_EXCEEDED.
 //
+// Transport: a client of the same host shares memory with the server where that can be (see Transport); the calls are the same.
+//
 // Memory: messages of some hundred KiB and more make glibc map and unmap pages at every call, which costs many times more
 // than the transport. A program that sends such messages should call TuneAllocator() once at its start, or use an allocator
 // that keeps freed memory (jemalloc, tcmalloc).
@@ -47,11 +49,25 @@ std::vector<uint8_t> FromFloats(DType dtype, std::span<const float> values);
 // with another allocator.
 void TuneAllocator();
 
+// How calls travel. In a session of shared memory the server reads hidden states and writes outputs in place (on a GPU server without
+// a copy by any processor), which takes a client of the same host that may open the server's session socket.
+enum class Transport {
+  kAuto,  // kRing where the server offers sessions and can be reached there, else kRpc; the same for single calls that do not fit
+  kRpc,   // all in the message
+  kSharedMemory,  // the tensors in a session, the rest in the message; an error where there is no session
+  kRing,          // without RPCs, by a ring in the session; an error where there is none
+};
+// "auto", "rpc", "shared-memory", "ring".
+const char* TransportName(Transport transport);
+
 struct ClientOptions {
   // Limit of one message in either direction, in bytes; the server's default is the same.
   int64_t max_message_bytes = int64_t{256} << 20;
   // False: all clients of this process that talk to one address share one TCP or UNIX connection.
   bool own_connection = false;
+  Transport transport = Transport::kAuto;
+  // Bytes of memory for tensors that a session has, all of it allocated when the session opens, at the first Forward or Allocate.
+  size_t session_bytes = size_t{32} << 20;
 };
 
 struct CallOptions {
@@ -116,6 +132,24 @@ struct ForwardResult {
 
   // The output widened to float, [M, H].
   std::vector<float> Floats() const;
+};
+
+// Memory for tensors of calls, from a session where the client has one: what lies there is not copied on its way to the server. Given
+// back with the object, which may outlive the client. Aligned to 64 bytes.
+class Buffer {
+ public:
+  Buffer(Buffer&&) noexcept;
+  Buffer& operator=(Buffer&&) noexcept;
+  ~Buffer();
+  std::span<uint8_t> bytes() const;
+  // False: from the heap, since there is no session or not enough of it is free.
+  bool shared() const;
+
+ private:
+  friend class MoeClient;
+  struct Impl;
+  explicit Buffer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 // What a watcher may conclude: kPlanned and kLoading: calls get UNAVAILABLE; kReady: a forward succeeds.
@@ -225,6 +259,14 @@ class MoeClient {
   // One forward. INVALID_ARGUMENT without a call when spans and shapes contradict each other; INTERNAL when the answer does
   // not have the shape or the dtype that was asked for.
   absl::StatusOr<ForwardResult> Forward(const ForwardCall& call, const CallOptions& options = {});
+
+  // The same with the output written to `output`, which has M x H elements of the output's dtype, and without data in the result.
+  // Hidden states and output that lie in Buffers of this client are not copied. Such an output must be left alone after
+  // DEADLINE_EXCEEDED until the Buffer's memory is given back, since the server may still write it.
+  absl::StatusOr<ForwardResult> ForwardInto(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options = {});
+
+  // Memory for hidden states and outputs. RESOURCE_EXHAUSTED when not even the heap has it.
+  absl::StatusOr<Buffer> Allocate(size_t bytes);
 
   // State of one model, or of all when `model` is empty.
   absl::StatusOr<ServerStatus> Status(const std::string& model = "", const CallOptions& options = {});

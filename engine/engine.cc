@@ -199,6 +199,21 @@ absl::StatusOr<CallMemory> Engine::AllocateForCall(const std::string& model_name
   return memory->Allocate(bytes);
 }
 
+std::shared_ptr<void> Engine::PinForCalls(std::span<std::byte> memory) {
+  Accelerator* accelerator = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (lanes_ == nullptr || !device_failure_.ok()) return nullptr;
+    accelerator = &lanes_->accelerator();
+  }
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> pinned = accelerator->Pin(memory);
+  if (!pinned.ok()) {
+    static_cast<void>(OfDevice(pinned.status()));  // which keeps a failure of the device
+    return nullptr;
+  }
+  return std::shared_ptr<PinnedBuffer>(*std::move(pinned));
+}
+
 absl::StatusOr<std::shared_ptr<const SharedMemory>> Engine::OpenShared(const std::string& model_name, int number,
                                                                        const SharedHandle& handle) {
   absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);

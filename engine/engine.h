@@ -124,6 +124,7 @@ struct ModelStatus {
   uint64_t generation = 0;
   int64_t hidden = 0;
   int num_experts = 0;
+  int first_expert = 0, end_expert = 0;  // experts [first_expert, end_expert) are held
   int top_k = 0;
   // What of the checkpoint is not read (stray files, tensors of other parts of the model), and where an option does not apply.
   std::vector<std::string> notes;
@@ -193,6 +194,10 @@ class Engine {
   // and as Accelerator::OpenShared; NOT_FOUND and UNAVAILABLE as Forward. The memory is kept open for later calls (see
   // shared_cache.h).
   absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShared(const std::string& model, int layer, const SharedHandle& handle);
+
+  // Pins memory that the caller has mapped, while the returned object lives, for layers on the accelerator to read and write without
+  // a copy. Null where no layer is on one, or the system refuses: calls work all the same.
+  std::shared_ptr<void> PinForCalls(std::span<std::byte> memory);
 
   // Whether a planned layer is on a GPU.
   bool UsesGpu() const;

@@ -338,6 +338,8 @@ ModelStatus Model::Status(const absl::Status& device) const {
   status.path = path_;
   status.hidden = config_.hidden;
   status.num_experts = config_.num_experts;
+  status.first_expert = options_.first_expert;
+  status.end_expert = options_.end_expert == 0 ? config_.num_experts : options_.end_expert;
   status.top_k = config_.top_k;
   status.generation = generation_;
   status.notes = notes_;

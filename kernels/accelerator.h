@@ -114,6 +114,9 @@ class Accelerator {
   virtual absl::StatusOr<std::unique_ptr<DeviceLayer>> Assemble(const DeviceLayerParts& parts) = 0;
   // RESOURCE_EXHAUSTED with the bytes when the system refuses.
   virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(size_t bytes) = 0;
+  // Pins memory that others own and keep mapped until the returned object is gone. It begins and ends with a page, and may be shared
+  // with other processes. RESOURCE_EXHAUSTED with the bytes and the reason when the system or the driver refuses.
+  virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(std::span<std::byte> memory) = 0;
   // INVALID_ARGUMENT when the handle is none, or its memory lies on another device or host. ALREADY_EXISTS when memory that is open
   // stands in its way: its owner freed that, and got this at the same address; it can be opened once the other is closed.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> OpenShared(const SharedHandle& handle) = 0;

@@ -98,6 +98,28 @@ absl::Status SetHealthListen(const std::string& text, ServeOptions* options) {
   return absl::OkStatus();
 }
 
+absl::Status SetSessionSocket(const std::string& text, ServeOptions* options) {
+  if (text.empty() || text.size() > kMaxUnixPath) {
+    return WantedGot(absl::StrCat("auto, none, or the path of a socket of at most ", kMaxUnixPath, " bytes"), text);
+  }
+  options->session_socket = text;
+  return absl::OkStatus();
+}
+
+absl::Status SetSessionMemory(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
+  options->session_memory = static_cast<uint64_t>(value);
+  return status;
+}
+
+absl::Status SetSessions(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, 1024, &value);
+  options->sessions = static_cast<int>(value);
+  return status;
+}
+
 absl::Status SetExperts(const std::string& text, ServeOptions* options) {
   const size_t colon = text.find(':');
   int64_t first = 0, end = 0;
@@ -179,6 +201,13 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"health-listen", Kind::kText, "ADDR", "a second address that answers health checks only", SetHealthListen},
       {"ready-file", Kind::kText, "FILE", "written when every layer is ready: {\"addresses\":[...],\"pid\":N}",
        [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->ready_file); }},
+      {"session-socket", Kind::kText, "PATH",
+       "where clients of this host share memory: auto (default: beside the first unix: address, else /tmp/moed-PID.session), none, or a "
+       "path",
+       SetSessionSocket},
+      {"session-memory", Kind::kNumber, "BYTES", "that the memory of all sessions may take together; default 4294967296",
+       SetSessionMemory},
+      {"sessions", Kind::kNumber, "N", "clients that may share memory at once; default 64", SetSessions},
       {"policy", Kind::kText, "P", "auto, require:NAME or prefer:NAME, then [,layers:A-B=P][,scheme:ELEMENT=P]; default auto",
        [](const Text& t, Options* o) { return NotEmpty("a policy", t, &o->policy); }},
       {"activations", Kind::kText, "A",

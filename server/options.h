@@ -35,6 +35,9 @@ struct ServeOptions {
   std::vector<std::string> listen;  // HOST:PORT or unix:PATH; never empty after parsing (default 127.0.0.1:50061)
   std::string health_listen;        // empty: health on the main addresses only
   std::string ready_file;           // empty: none
+  std::string session_socket = "auto";  // where clients of this host share memory: a path, auto, or none
+  uint64_t session_memory = uint64_t{4} << 30;  // bytes of all sessions together
+  int sessions = 64;                // that may be open at once
   bool no_reflection = false;
   std::string log_level = "info";   // trace, debug, info, warn, error, off
 

@@ -4,6 +4,7 @@
 #include <grpcpp/impl/server_builder_option.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +23,7 @@ constexpr std::chrono::milliseconds kQuiet(50);
 constexpr std::chrono::milliseconds kQuietLimit(500);
 constexpr std::chrono::milliseconds kStreamLimit(100);  // for streams, such as reflection, that do not end by themselves
 constexpr std::chrono::milliseconds kHealthInterval(200);  // between two looks at the device
+constexpr std::chrono::microseconds kRingSpin(50);
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
 // Chooses the reflection service explicitly: linking its library alone would add it to every listener.
@@ -78,6 +80,20 @@ std::vector<std::string> HealthNames(const Engine& engine) {
   return names;
 }
 
+// The path of the session socket that `auto` means.
+std::string AutoSocket(const std::vector<std::string>& listen) {
+  constexpr char kUnix[] = "unix:";
+  for (const std::string& address : listen) {
+    if (address.rfind(kUnix, 0) == 0) return absl::StrCat(address.substr(sizeof(kUnix) - 1), ".session");
+  }
+  return absl::StrCat("/tmp/moed-", getpid(), ".session");
+}
+
+// Looking at a ring costs a processor; a thread that a quota counts should sleep.
+std::chrono::microseconds RingSpin(const HostStatus& host) {
+  return host.processors > 1 && host.cpu_quota == 0 ? kRingSpin : std::chrono::microseconds(0);
+}
+
 // Threads that copy: none where they would take the processors of those that receive and compute.
 int HelpersOf(const HostStatus& host) {
   const double processors = host.cpu_quota > 0 ? std::min<double>(host.processors, host.cpu_quota) : host.processors;
@@ -113,6 +129,7 @@ absl::Status Server::Bind(const ServeOptions& options) {
   absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener = BindAll("--listen", options.listen, &main_builder, &addresses_);
   if (!main_listener.ok()) return main_listener.status();
   main_listener_ = *std::move(main_listener);
+  if (absl::Status status = ListenForSessions(options); !status.ok()) return status;
   if (options.health_listen.empty()) return absl::OkStatus();
 
   grpc::ServerBuilder health_builder;
@@ -125,6 +142,40 @@ absl::Status Server::Bind(const ServeOptions& options) {
   if (!health_listener.ok()) return health_listener.status();
   health_listener_ = *std::move(health_listener);
   health_address_ = bound.front();
+  return absl::OkStatus();
+}
+
+// A path of the operator's must be had; without one, a server that cannot have its socket says so and goes on.
+absl::Status Server::ListenForSessions(const ServeOptions& options) {
+  if (options.session_socket == "none") return absl::OkStatus();
+  const bool chosen = options.session_socket != "auto";
+  SessionOptions sessions;
+  sessions.path = chosen ? options.session_socket : AutoSocket(options.listen);
+  sessions.max_sessions = options.sessions;
+  sessions.max_bytes = options.session_memory;
+  sessions.admit = [this](const std::string&) { return service_.AdmitSession(); };
+  sessions.pin = [engine = engine_](std::span<std::byte> memory) { return engine->PinForCalls(memory); };
+  sessions.serve_ring = [this, spin = RingSpin(engine_->Host())](std::shared_ptr<Region> region, uint64_t offset, uint32_t slots,
+                                                                 std::function<void(const absl::Status&)> abandon) {
+    RingServer::Options ring;
+    ring.spin = spin;
+    ring.handle = [this](std::shared_ptr<RingCall> call) { service_.StartRingForward(std::move(call)); };
+    ring.abandon = [abandon = std::move(abandon)](const absl::Status& why) {
+      spdlog::warn("a session ends, its client broke the contract: {}", std::string(why.message()));
+      abandon(why);
+    };
+    return std::make_unique<RingServer>(std::move(region), offset, slots, std::move(ring));
+  };
+  absl::StatusOr<std::unique_ptr<Sessions>> listening = Sessions::Listen(std::move(sessions));
+  if (!listening.ok() && chosen) {
+    return absl::Status(listening.status().code(), absl::StrCat("--session-socket: ", listening.status().message()));
+  }
+  if (!listening.ok()) {
+    spdlog::warn("clients of this host cannot share memory: {}", std::string(listening.status().message()));
+    return absl::OkStatus();
+  }
+  sessions_ = *std::move(listening);
+  service_.SetSessions(sessions_.get());
   return absl::OkStatus();
 }
 
@@ -169,6 +220,7 @@ void Server::Drain() {
   helpers_.Stop();
   service_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);
+  if (sessions_ != nullptr) sessions_->Stop();
   main_health_.EndWatches();
   probe_health_.EndWatches();
   for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {

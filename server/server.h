@@ -26,6 +26,7 @@
 #include "server/health.h"
 #include "server/options.h"
 #include "server/service.h"
+#include "server/sessions.h"
 #include "server/work_queue.h"
 
 namespace moed {
@@ -51,11 +52,14 @@ class Server {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Empty without --health-listen.
   const std::string& health_address() const { return health_address_; }
+  // Where clients of this host share memory; empty: nowhere.
+  std::string session_socket() const { return sessions_ == nullptr ? "" : sessions_->path(); }
   WorkQueue::Counters counters() const { return queue_.counters(); }
 
  private:
   Server(const ServeOptions& options, Engine* engine);
   absl::Status Bind(const ServeOptions& options);
+  absl::Status ListenForSessions(const ServeOptions& options);
   void StartDeviceWatch();
 
   WorkQueue queue_;
@@ -75,6 +79,7 @@ class Server {
   grpc::CallbackGenericService nothing_;  // what the health listener offers beside health
   std::unique_ptr<grpc::Server> main_listener_;
   std::unique_ptr<grpc::Server> health_listener_;
+  std::unique_ptr<Sessions> sessions_;  // null: none are offered
 };
 
 }  // namespace moed

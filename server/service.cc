@@ -24,6 +24,29 @@ absl::Status MoeService::Admit(Kind kind) const {
   return absl::InternalError("a phase that is not handled");
 }
 
+grpc::ServerUnaryReactor* MoeService::Hello(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                            grpc::ByteBuffer* response) {
+  return Handle<v1::HelloRequest>("Hello", Kind::kReports, context, request, [&](Call* call, const auto& parsed) {
+    v1::HelloResponse answer;
+    absl::Status status = AnswerHello(*parsed, &answer);
+    if (!status.ok()) return status;
+    *response = Serialised(answer);
+    call->Done(status);
+    return status;
+  });
+}
+
+absl::Status MoeService::AnswerHello(const v1::HelloRequest& request, v1::HelloResponse* response) const {
+  if (absl::Status status = FillHello(request, engine_->Status(), response); !status.ok()) return status;
+  if (sessions_ == nullptr) return absl::OkStatus();
+  v1::SharedMemoryHello* const shared = response->mutable_shared_memory();
+  shared->set_socket(sessions_->path());
+  shared->set_version(ring::kVersion);
+  shared->set_server_id(sessions_->server_id().data(), sessions_->server_id().size());
+  shared->set_max_bytes(sessions_->max_bytes());
+  return absl::OkStatus();
+}
+
 grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
   return Handle<v1::StatusRequest>("Status", Kind::kReports, context, request, [&](Call* call, const auto& parsed) {

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -24,14 +25,17 @@
 #include "server/forward_runner.h"
 #include "server/received_forward.h"
 #include "server/request.h"
+#include "server/ring_server.h"
+#include "server/sessions.h"
 #include "server/wire.h"
 #include "server/work_queue.h"
 
 namespace moed {
 
 // Every request arrives as bytes: see request.h.
-using MoeServiceBase = moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithRawCallbackMethod_Status<
-    moe::v1::Moe::WithRawCallbackMethod_Explain<moe::v1::Moe::WithRawCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>;
+using MoeServiceBase = moe::v1::Moe::WithRawCallbackMethod_Hello<
+    moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithRawCallbackMethod_Status<
+        moe::v1::Moe::WithRawCallbackMethod_Explain<moe::v1::Moe::WithRawCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>>;
 
 // Bytes of requests that may be in flight: some of the largest, thousands of usual ones.
 inline constexpr size_t kMaxBytesInFlight = size_t{1} << 30;
@@ -49,6 +53,17 @@ class MoeService final : public MoeServiceBase {
   // Waits until no call came for `quiet`; false when `limit` passed first.
   bool WaitForQuiet(std::chrono::milliseconds quiet, std::chrono::milliseconds limit) { return open_.WaitForQuiet(quiet, limit); }
 
+  // Where clients of this host share memory; must outlive the service. Null: nowhere. Before the first call.
+  void SetSessions(const Sessions* sessions) { sessions_ = sessions; }
+
+  // Whether a client may open a session now: UNAVAILABLE before layers are ready and in a drain.
+  absl::Status AdmitSession() const { return Admit(Kind::kComputes); }
+
+  // Answers `call`, at once when it is refused.
+  void StartRingForward(std::shared_ptr<RingCall> call);
+
+  grpc::ServerUnaryReactor* Hello(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
@@ -60,6 +75,7 @@ class MoeService final : public MoeServiceBase {
 
  private:
   struct UnaryForward;
+  struct RingForward;
   struct SelfCheckJob;
 
   // What every handler goes through: makes the call, refuses it when its deadline passed or (kComputes) the service is
@@ -74,6 +90,12 @@ class MoeService final : public MoeServiceBase {
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
   absl::Status PlaceHidden(UnaryForward* caller, CheckedForward* checked);
   void CopyHidden(const std::shared_ptr<UnaryForward>& caller);
+  absl::Status UseSession(UnaryForward* caller, ForwardWork* work);
+  absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,
+                                              std::shared_ptr<Region>* held) const;
+  absl::Status SubmitRingForward(const std::shared_ptr<RingForward>& caller);
+  int64_t RoutedSlots(const CheckedForward& checked) const;
+  absl::Status AnswerHello(const moe::v1::HelloRequest& request, moe::v1::HelloResponse* response) const;
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
   absl::Status AnswerStatus(const moe::v1::StatusRequest& request, moe::v1::StatusResponse* response) const;
   absl::Status AnswerExplain(const moe::v1::ExplainRequest& request, moe::v1::ExplainResponse* response) const;
@@ -83,6 +105,7 @@ class MoeService final : public MoeServiceBase {
   ForwardRunner* const runner_;
   CopyHelpers* const helpers_;
   const ModelTable models_;
+  const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;

@@ -47,9 +47,10 @@ struct MoeService::UnaryForward final : public ForwardCaller {
   Call* const call;
   const std::unique_ptr<ReceivedForward> request;
   grpc::ByteBuffer* const response;
-  std::optional<CallMemory> hidden;  // nothing when they are in the message or in device memory
+  std::optional<CallMemory> hidden;  // nothing when they are in the message or in memory that the client named
+  std::shared_ptr<Region> hidden_region, output_region;  // of sessions
   MutableTensorView output;          // its shape and dtype
-  bool output_follows = true;        // in the answer; else it is in device memory
+  bool output_follows = true;        // in the answer; else it is in memory that the client named
   grpc::Slice head;                  // of the answer: what comes before the output's data
   v1::ForwardResponse rest;          // and what comes after, as far as it is known
 };
@@ -85,13 +86,14 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
   if (!checked.ok()) return checked.status();
   call->SetRequestId(message.request_id());
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
-  caller->output_follows = !checked->output_memory;
+  caller->output_follows = checked->output_in_answer();
   if (absl::Status status = PlaceHidden(caller.get(), &*checked); !status.ok()) return status;
   if (!uses_gpu_) CopyHidden(caller);  // processors have other work than to copy, or to wait for who does
   ForwardWork work;
   work.checked = *std::move(checked);
   work.want_routing = message.return_routing();
   work.caller = caller;
+  if (absl::Status status = UseSession(caller.get(), &work); !status.ok()) return status;
   absl::Status status = runner_->Submit(std::move(work));
   if (status.ok() && uses_gpu_) CopyHidden(caller);
   return status;
@@ -108,6 +110,33 @@ absl::Status MoeService::PlaceHidden(UnaryForward* caller, CheckedForward* check
   checked->call.hidden.data = caller->hidden->data();
   if (uses_gpu_) checked->call.incoming = request;
   return absl::OkStatus();
+}
+
+// The addresses of what lies in the memory of sessions, which the caller then holds.
+absl::Status MoeService::UseSession(UnaryForward* caller, ForwardWork* work) {
+  CheckedForward& checked = work->checked;
+  if (checked.hidden_session) {
+    absl::StatusOr<std::byte*> data = OpenSessionPlace("hidden.session_memory", *checked.hidden_session, checked.call.hidden.bytes(),
+                                                       &caller->hidden_region);
+    if (!data.ok()) return data.status();
+    checked.call.hidden.data = *data;
+  }
+  if (checked.output_session) {
+    absl::StatusOr<std::byte*> data =
+        OpenSessionPlace("output_session_memory", *checked.output_session, checked.output_bytes(), &caller->output_region);
+    if (!data.ok()) return data.status();
+    work->output = *data;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> MoeService::OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,
+                                                        std::shared_ptr<Region>* held) const {
+  if (sessions_ == nullptr) return absl::UnimplementedError(absl::StrCat(field, ": this server has no session socket"));
+  absl::StatusOr<std::shared_ptr<Region>> region = sessions_->Find(place.key);
+  if (!region.ok()) return absl::Status(region.status().code(), absl::StrCat(field, ": ", region.status().message()));
+  *held = *std::move(region);
+  return (*held)->At(field, place.offset, bytes);
 }
 
 // Copies them there, with the help of threads that have nothing else to do; where the call was queued before, also of the one that

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@
 #include "kernels/accelerator.h"
 #include "kernels/tensor.h"
 #include "proto/moe/v1/moe.pb.h"
+#include "proto/ring/layout.h"
+#include "proto/ring/session.h"
 
 namespace moed {
 
@@ -28,6 +31,8 @@ namespace moed {
 inline constexpr int64_t kMaxMessageBytes = int64_t{256} << 20;
 inline constexpr int64_t kMaxAnswerTensorBytes = kMaxMessageBytes - (int64_t{64} << 10);
 inline constexpr size_t kMaxRequestIdBytes = 128;
+// The version of moe.v1 that a Hello agrees on.
+inline constexpr uint32_t kProtocol = 1;
 
 // What a request is checked against. Fixed once the models are planned.
 struct ModelFacts {
@@ -85,6 +90,12 @@ struct SharedPlace {
   uint64_t offset = 0;
 };
 
+// Where a tensor lies in memory of the host that a client shares in a session.
+struct SessionPlace {
+  ring::SessionKey key{};
+  uint64_t offset = 0;
+};
+
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
@@ -92,7 +103,10 @@ struct CheckedForward {
   DType output_dtype = DType::kF32;
   std::optional<SharedPlace> hidden_memory;  // call.hidden is on the device and has no address yet
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
+  std::optional<SessionPlace> hidden_session;  // call.hidden has no address yet
+  std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
 
+  bool output_in_answer() const { return !output_memory && !output_session; }
   size_t output_bytes() const {
     return MutableTensorView{nullptr, output_dtype, call.hidden.rows, call.hidden.cols}.bytes();
   }
@@ -116,6 +130,21 @@ std::string OutputHead(DType dtype, int64_t rows, int64_t cols, bool with_data =
 
 // The address of `bytes` at `place` in `memory`; `field` is what errors name. INVALID_ARGUMENT when they end beyond it.
 absl::StatusOr<std::byte*> AddressIn(const std::string& field, const SharedMemory& memory, const SharedPlace& place, size_t bytes);
+
+// A submission of a ring as the request that it stands for: hidden states and output in session memory, whose key is zero, ids,
+// weights and logits copied from `region`. INVALID_ARGUMENT for what is not within it, or cannot be said in a request.
+absl::Status FromRing(const ring::Submission& submission, std::span<const std::byte> region, moe::v1::ForwardRequest* request);
+
+// A forward's answer as a completion of a ring. Its routing goes to the submission's places, which must be in `region`
+// (CheckUsedRouting).
+ring::Completion ToCompletion(const ForwardInfo& info, const moe::v1::Timing& timing);
+// Whether used ids and weights of `slots` a row fit where the submission wants them.
+absl::Status CheckUsedRouting(const ring::Submission& submission, std::span<const std::byte> region, int64_t slots);
+
+// What a Hello tells of the models, beside what only the server knows. FAILED_PRECONDITION with both versions when the client speaks
+// another protocol.
+absl::Status FillHello(const moe::v1::HelloRequest& request, const std::vector<ModelStatus>& models,
+                       moe::v1::HelloResponse* response);
 
 // Rows of a self-check: 1 to 64, 0 means 8.
 absl::StatusOr<int64_t> SelfCheckTokens(const moe::v1::SelfCheckRequest& request);

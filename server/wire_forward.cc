@@ -81,6 +81,7 @@ absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& 
 // bytes are not in the message: if any, it gets no address.
 absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back = 0) {
   if (tensor.has_device_memory()) return Invalid(field, "data", "device_memory");
+  if (tensor.has_session_memory()) return Invalid(field, "data", "session_memory");
   const int64_t got = static_cast<int64_t>(tensor.data().size() + held_back);
   const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor, static_cast<size_t>(got));
   if (!bytes.ok()) return bytes.status();
@@ -106,15 +107,43 @@ absl::StatusOr<SharedPlace> ReadPlace(const std::string& field, const v1::Device
   return place;
 }
 
-// The same matrix in device memory, without an address; `place` is where it lies.
-absl::StatusOr<Matrix> ReadDeviceMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back,
-                                        std::optional<SharedPlace>* place) {
-  if (!tensor.data().empty() || held_back > 0) return Invalid(field, "data or device_memory", "both");
+absl::StatusOr<SessionPlace> ReadSessionPlace(const std::string& field, const v1::SessionMemory& memory) {
+  SessionPlace place;
+  if (memory.key().size() != place.key.size()) {
+    return Invalid(absl::StrCat(field, ".key"), absl::StrCat(place.key.size(), " bytes"), absl::StrCat(memory.key().size()));
+  }
+  std::memcpy(place.key.data(), memory.key().data(), place.key.size());
+  place.offset = memory.offset();
+  return place;
+}
+
+// The bytes of a matrix that the message does not hold.
+absl::StatusOr<int64_t> OutsideBytes(const std::string& field, const v1::Tensor& tensor, size_t held_back) {
+  const bool has_data = !tensor.data().empty() || held_back > 0;
+  if (has_data + tensor.has_device_memory() + tensor.has_session_memory() > 1) {
+    return Invalid(field, "one of data, device_memory and session_memory", "several");
+  }
   const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor, 0);
-  if (!bytes.ok()) return bytes.status();
-  if (*bytes > kMaxDeviceTensorBytes) {
+  if (bytes.ok() && *bytes > kMaxDeviceTensorBytes) {
     return Invalid(field, absl::StrCat("at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(*bytes));
   }
+  return bytes;
+}
+
+// A matrix in a session's memory, without an address; `place` is where it lies.
+absl::StatusOr<Matrix> ReadSessionMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back,
+                                         std::optional<SessionPlace>* place) {
+  if (const absl::StatusOr<int64_t> bytes = OutsideBytes(field, tensor, held_back); !bytes.ok()) return bytes.status();
+  absl::StatusOr<SessionPlace> read = ReadSessionPlace(absl::StrCat(field, ".session_memory"), tensor.session_memory());
+  if (!read.ok()) return read.status();
+  *place = *read;
+  return Matrix{tensor.dtype(), tensor.shape(0), tensor.shape(1), nullptr};
+}
+
+// The same in device memory.
+absl::StatusOr<Matrix> ReadDeviceMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back,
+                                        std::optional<SharedPlace>* place) {
+  if (const absl::StatusOr<int64_t> bytes = OutsideBytes(field, tensor, held_back); !bytes.ok()) return bytes.status();
   absl::StatusOr<SharedPlace> read = ReadPlace(absl::StrCat(field, ".device_memory"), tensor.device_memory());
   if (!read.ok()) return read.status();
   *place = *read;
@@ -128,15 +157,18 @@ absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v
   return ReadMatrix(field, tensor);
 }
 
+// Hidden states, wherever they lie; `checked` is told where when that is not the message.
 absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model, size_t held_back,
-                                      std::optional<SharedPlace>* place) {
+                                      CheckedForward* checked) {
   if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
   const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
   if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
   const bool on_device = request.hidden().has_device_memory();
   absl::StatusOr<Matrix> hidden =
-      on_device ? ReadDeviceMatrix("hidden", request.hidden(), held_back, place)
-                : ReadMatrix("hidden", request.hidden(), held_back);
+      on_device ? ReadDeviceMatrix("hidden", request.hidden(), held_back, &checked->hidden_memory)
+      : request.hidden().has_session_memory()
+          ? ReadSessionMatrix("hidden", request.hidden(), held_back, &checked->hidden_session)
+          : ReadMatrix("hidden", request.hidden(), held_back);
   if (!hidden.ok()) return hidden.status();
   if (hidden->cols != model.hidden) {
     return Invalid("hidden", absl::StrCat("shape [M, ", model.hidden, "] for model '", model.name, "'"),
@@ -227,30 +259,46 @@ absl::Status CheckAnswerSize(const v1::ForwardRequest& request, const CheckedFor
   const int64_t slots = by_ids != nullptr ? by_ids->top_k : model.top_k;
   const int64_t rows = checked.call.hidden.rows;
   const int64_t routing = request.return_routing() ? rows * slots * 8 : 0;
-  const int64_t bytes = (checked.output_memory ? 0 : static_cast<int64_t>(checked.output_bytes())) + routing;
+  const int64_t bytes = (checked.output_in_answer() ? static_cast<int64_t>(checked.output_bytes()) : 0) + routing;
   if (bytes <= kMaxAnswerTensorBytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("the answer's tensors for ", rows, " rows: wanted at most ",
                                                    kMaxAnswerTensorBytes, " bytes, got ", bytes,
                                                    "; send fewer rows per call"));
 }
 
+// INVALID_ARGUMENT when the output at offset `output` and the hidden states at `hidden` of the same memory have a byte in common.
+absl::Status CheckApart(const std::string& field, uint64_t hidden, uint64_t output, const CheckedForward& checked) {
+  const uint64_t low = std::min(hidden, output), high = std::max(hidden, output);
+  const uint64_t length = low == hidden ? checked.call.hidden.bytes() : checked.output_bytes();
+  if (high - low >= length || checked.call.hidden.rows == 0) return absl::OkStatus();
+  return Invalid(field, "no byte of hidden", absl::StrCat("offsets ", output, " and ", hidden));
+}
+
 // Where the output goes, when not into the answer.
 absl::Status ReadOutputMemory(const v1::ForwardRequest& request, CheckedForward* checked) {
-  if (!request.has_output_memory()) return absl::OkStatus();
-  absl::StatusOr<SharedPlace> place = ReadPlace("output_memory", request.output_memory());
-  if (!place.ok()) return place.status();
-  checked->output_memory = *place;
+  if (!request.has_output_memory() && !request.has_output_session_memory()) return absl::OkStatus();
+  if (request.has_output_memory() && request.has_output_session_memory()) {
+    return Invalid("output_session_memory", "at most one place for the output", "output_memory as well");
+  }
+  const std::string field = request.has_output_memory() ? "output_memory" : "output_session_memory";
   const int64_t bytes = static_cast<int64_t>(checked->output_bytes());
   if (bytes > kMaxDeviceTensorBytes) {
-    return Invalid("output_memory", absl::StrCat("an output of at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(bytes));
+    return Invalid(field, absl::StrCat("an output of at most ", kMaxDeviceTensorBytes, " bytes"), absl::StrCat(bytes));
   }
+  if (request.has_output_session_memory()) {
+    absl::StatusOr<SessionPlace> place = ReadSessionPlace(field, request.output_session_memory());
+    if (!place.ok()) return place.status();
+    checked->output_session = *place;
+    const std::optional<SessionPlace>& hidden = checked->hidden_session;
+    if (!hidden || hidden->key != place->key) return absl::OkStatus();
+    return CheckApart(field, hidden->offset, place->offset, *checked);
+  }
+  absl::StatusOr<SharedPlace> place = ReadPlace(field, request.output_memory());
+  if (!place.ok()) return place.status();
+  checked->output_memory = *place;
   const std::optional<SharedPlace>& hidden = checked->hidden_memory;
   if (!hidden || hidden->handle != place->handle) return absl::OkStatus();
-  const uint64_t low = std::min(hidden->offset, place->offset), high = std::max(hidden->offset, place->offset);
-  const uint64_t length = low == hidden->offset ? checked->call.hidden.bytes() : checked->output_bytes();
-  if (high - low >= length || checked->call.hidden.rows == 0) return absl::OkStatus();
-  return Invalid("output_memory", "no byte of hidden.device_memory",
-                 absl::StrCat("offsets ", place->offset, " and ", hidden->offset));
+  return CheckApart(field, hidden->offset, place->offset, *checked);
 }
 
 // Whether CheckKnownFields would find nothing, without its walk through all fields.
@@ -258,9 +306,11 @@ bool AllFieldsKnown(const v1::ForwardRequest& request) {
   const auto known = [](const auto&... messages) {
     return (messages.GetReflection()->GetUnknownFields(messages).empty() && ...);
   };
-  const auto tensors_known = [&known](const auto&... tensors) { return (known(tensors, tensors.device_memory()) && ...); };
+  const auto tensors_known = [&known](const auto&... tensors) {
+    return (known(tensors, tensors.device_memory(), tensors.session_memory()) && ...);
+  };
   const v1::TopK& top_k = request.top_k();
-  return known(request, top_k, request.output_memory()) &&
+  return known(request, top_k, request.output_memory(), request.output_session_memory()) &&
          tensors_known(request.hidden(), top_k.ids(), top_k.weights(), request.router_logits());
 }
 
@@ -284,13 +334,14 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   absl::StatusOr<const ModelFacts*> model = models.Find(request.model());
   if (!model.ok()) return model.status();
   if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
-  std::optional<SharedPlace> hidden_memory;
-  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model, held_back, &hidden_memory);
+  CheckedForward checked;
+  absl::StatusOr<TensorView> hidden = ReadHidden(request, **model, held_back, &checked);
   if (!hidden.ok()) return hidden.status();
   absl::StatusOr<DType> output_dtype = ReadOutputType(request, hidden->dtype);
   if (!output_dtype.ok()) return output_dtype.status();
-  CheckedForward checked{(*model)->name, {request.layer(), *hidden, RoutingByGate{}, request.routed_only()}, *output_dtype};
-  checked.hidden_memory = hidden_memory;
+  checked.model = (*model)->name;
+  checked.call = {request.layer(), *hidden, RoutingByGate{}, request.routed_only()};
+  checked.output_dtype = *output_dtype;
   if (absl::Status status = ReadOutputMemory(request, &checked); !status.ok()) return status;
   if (absl::Status status = ReadRouting(request, **model, &checked.call); !status.ok()) return status;
   if (absl::Status status = CheckAnswerSize(request, checked, **model); !status.ok()) return status;

@@ -142,6 +142,34 @@ absl::StatusOr<int64_t> SelfCheckTokens(const v1::SelfCheckRequest& request) {
   return absl::InvalidArgumentError(absl::StrCat("tokens: wanted 1 to 64, or 0 for 8, got ", request.tokens()));
 }
 
+absl::Status FillHello(const v1::HelloRequest& request, const std::vector<ModelStatus>& models, v1::HelloResponse* response) {
+  if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
+  if (request.protocol() != kProtocol) {
+    return absl::FailedPreconditionError(absl::StrCat("protocol: wanted version ", kProtocol, " of moe.v1, which this server (moed ", kVersion,
+                                                      ") speaks, got ", request.protocol()));
+  }
+  if (request.client().size() > kMaxRequestIdBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("client: wanted at most ", kMaxRequestIdBytes, " bytes, got ", request.client().size()));
+  }
+  response->set_protocol(kProtocol);
+  response->set_version(kVersion);
+  response->set_max_message_bytes(kMaxMessageBytes);
+  for (const v1::DType dtype : {v1::DTYPE_F32, v1::DTYPE_BF16, v1::DTYPE_F16}) response->add_hidden_dtypes(dtype);
+  for (const ModelStatus& model : models) {
+    v1::ModelHello* const out = response->add_models();
+    out->set_name(model.name);
+    out->set_hidden(model.hidden);
+    out->set_num_experts(model.num_experts);
+    out->set_top_k(model.top_k);
+    out->set_generation(model.generation);
+    out->set_first_expert(model.first_expert);
+    out->set_end_expert(model.end_expert);
+    for (const LayerStatus& layer : model.layers) out->add_layers(layer.layer);
+  }
+  return absl::OkStatus();
+}
+
 void FillStatus(const std::vector<ModelStatus>& models, const HostStatus& host, Phase phase, v1::StatusResponse* out) {
   out->set_version(kVersion);
   FillHost(host, out->mutable_host());

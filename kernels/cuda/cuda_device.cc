@@ -10,6 +10,17 @@
 namespace moed::cuda {
 namespace {
 
+// Memory of others that was made known to the driver.
+class CudaRegisteredMemory : public PinnedBuffer {
+ public:
+  explicit CudaRegisteredMemory(std::span<std::byte> memory) : memory_(memory) {}
+  ~CudaRegisteredMemory() override { cudaHostUnregister(memory_.data()); }
+  std::span<std::byte> bytes() override { return memory_; }
+
+ private:
+  const std::span<std::byte> memory_;
+};
+
 class CudaPinnedBuffer : public PinnedBuffer {
  public:
   explicit CudaPinnedBuffer(HostBuffer buffer) : buffer_(std::move(buffer)) {}
@@ -146,6 +157,16 @@ absl::StatusOr<std::unique_ptr<PinnedBuffer>> CudaDevice::AllocatePinned(size_t 
   absl::Status status = buffer.Allocate(bytes, "pinned buffer");
   if (!status.ok()) return Report(status);
   return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(std::move(buffer)));
+}
+
+absl::StatusOr<std::unique_ptr<PinnedBuffer>> CudaDevice::Pin(std::span<std::byte> memory) {
+  if (absl::Status healthy = Health(); !healthy.ok()) return healthy;  // so that what follows is about the memory
+  const cudaError_t error = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (error == cudaSuccess) return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaRegisteredMemory>(memory));
+  cudaGetLastError();  // about this memory, unless the device failed meanwhile
+  if (absl::Status healthy = Health(); !healthy.ok()) return healthy;
+  return absl::ResourceExhaustedError(absl::StrCat("pinning ", memory.size(), " bytes: ", cudaGetErrorName(error), ": ",
+                                                   cudaGetErrorString(error)));
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> CudaDevice::OpenShared(const SharedHandle& handle) {

@@ -27,6 +27,7 @@ class CudaDevice : public Accelerator {
   absl::StatusOr<std::unique_ptr<Lane>> NewLane() override;
   absl::StatusOr<std::unique_ptr<DeviceLayer>> Assemble(const DeviceLayerParts& parts) override;
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(std::span<std::byte> memory) override;
   absl::StatusOr<std::unique_ptr<SharedMemory>> OpenShared(const SharedHandle& handle) override;
 
   // The first failure, or OK: cheap, asks nobody.

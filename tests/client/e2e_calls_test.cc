@@ -363,7 +363,7 @@ TEST_CASE("Messages of many MiB pass in both directions (B58)") {
 TEST_CASE("A message above the client's limit is RESOURCE_EXHAUSTED with both numbers") {
   const Golden golden;
   const RunningServer server({golden.model.path});
-  auto client = client::MoeClient::Connect(server.tcp(), {.max_message_bytes = 1 << 20});
+  auto client = client::MoeClient::Connect(server.tcp(), {.max_message_bytes = 1 << 20, .transport = client::Transport::kRpc});
   REQUIRE(client.ok());
   const Call call(golden, DType::kBf16, 64);
   const auto answer = (*client)->Forward(call.call);

@@ -236,7 +236,7 @@ TEST_CASE("Shape against bytes, and data beside device memory, are checked witho
   const auto error = [](const std::string& tensor) { return std::string(Compare(Field(3, tensor)).checked.message()); };
   CHECK_THAT(error(kType + "\x12\x02\x04\x04" + Data()), Catch::Matchers::Contains("wanted 32 bytes") &&
                                                           Catch::Matchers::Contains("got 24 bytes"));
-  CHECK_THAT(error(kType + kShape + Data() + Field(4, Field(1, std::string(64, 'h')))), Catch::Matchers::Contains("got both"));
+  CHECK_THAT(error(kType + kShape + Data() + Field(4, Field(1, std::string(64, 'h')))), Catch::Matchers::Contains("got several"));
 }
 
 TEST_CASE("Thousands of mutations come out as by the ordinary parse") {

@@ -78,6 +78,17 @@ class PuppetPinned : public PinnedBuffer {
   std::atomic<int>* const alive_;
 };
 
+class PuppetRegistered : public PinnedBuffer {
+ public:
+  PuppetRegistered(std::span<std::byte> memory, std::atomic<int>* alive) : memory_(memory), alive_(alive) { ++*alive_; }
+  ~PuppetRegistered() override { --*alive_; }
+  std::span<std::byte> bytes() override { return memory_; }
+
+ private:
+  const std::span<std::byte> memory_;
+  std::atomic<int>* const alive_;
+};
+
 class PuppetShared : public SharedMemory {
  public:
   PuppetShared(std::byte* data, size_t bytes, std::shared_ptr<std::atomic<int>> open, std::atomic<int>* alive)
@@ -335,6 +346,11 @@ absl::StatusOr<std::unique_ptr<PinnedBuffer>> PuppetAccelerator::AllocatePinned(
   auto buffer = std::make_unique<PuppetPinned>(bytes, &counts_.pinned_alive);
   if (!buffer->allocated()) return absl::ResourceExhaustedError("puppet: no memory for a pinned buffer");
   return buffer;
+}
+
+absl::StatusOr<std::unique_ptr<PinnedBuffer>> PuppetAccelerator::Pin(std::span<std::byte> memory) {
+  if (absl::Status status = CheckMemory("memory of others"); !status.ok()) return status;
+  return std::make_unique<PuppetRegistered>(memory, &counts_.registered_alive);
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> PuppetAccelerator::OpenShared(const SharedHandle& handle) {

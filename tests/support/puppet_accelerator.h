@@ -30,6 +30,7 @@ class PuppetAccelerator : public Accelerator {
     std::atomic<int> incoming_parts{0};  // copies of rows that came while a call ran
     std::atomic<int> pinned{0};          // buffers ever
     std::atomic<int> pinned_alive{0};
+    std::atomic<int> registered_alive{0};  // memory of others that is pinned
     std::atomic<int> opened{0};          // shared memory ever
     std::atomic<int> open_alive{0};
   };
@@ -56,6 +57,7 @@ class PuppetAccelerator : public Accelerator {
   absl::StatusOr<std::unique_ptr<Lane>> NewLane() override;
   absl::StatusOr<std::unique_ptr<DeviceLayer>> Assemble(const DeviceLayerParts& parts) override;
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(std::span<std::byte> memory) override;
   absl::StatusOr<std::unique_ptr<SharedMemory>> OpenShared(const SharedHandle& handle) override;
 
  private:
