@@ -55,7 +55,7 @@ class Worker {
   // Puts the hidden states where a program that cares for speed would have them, and sends the request that is not measured.
   absl::Status UseBuffers() {
     absl::Status first = client_->Forward(call_, options_.call).status();  // before the session opens, so that its error is this one
-    if (!first.ok() || options_.transport == Transport::kRpc) return first;
+    if (!first.ok()) return first;
     absl::StatusOr<Buffer> hidden = client_->Allocate(hidden_.size()), output = client_->Allocate(hidden_.size());
     if (!hidden.ok()) return hidden.status();
     if (!output.ok()) return output.status();
@@ -63,6 +63,7 @@ class Worker {
     buffers_.push_back(*std::move(hidden));
     buffers_.push_back(*std::move(output));
     call_.hidden.data = buffers_[0].bytes();
+    call_.hidden_owner = buffers_[0].owner();
     return Send().status();
   }
 
@@ -120,7 +121,7 @@ class Worker {
   std::vector<float> weights_;
   ForwardCall call_;
   std::unique_ptr<MoeClient> client_;
-  std::vector<Buffer> buffers_;  // hidden states and output; none where calls travel by messages
+  std::vector<Buffer> buffers_;  // hidden states and output; none for the first call
   LoadResult result_;
 };
 

@@ -67,22 +67,21 @@ void SetRouting(const ForwardCall& call, moe::v1::ForwardRequest* request) {
   }
 }
 
-// OK when `tensor` is [rows, columns] of `dtype` with all its bytes; `columns` < 0: any.
-absl::Status CheckAnswer(const char* what, const moe::v1::Tensor& tensor, moe::v1::DType dtype, int64_t rows,
+// OK when `tensor`, which came with `bytes` of data, is [rows, columns] of `dtype`; `columns` < 0: any.
+absl::Status CheckAnswer(const char* what, const moe::v1::Tensor& tensor, size_t bytes, moe::v1::DType dtype, int64_t rows,
                          int64_t columns, size_t element) {
   const bool shape_ok = tensor.shape_size() == 2 && tensor.shape(0) == rows && tensor.shape(1) >= 0 &&
                         (columns < 0 || tensor.shape(1) == columns);
   const bool bytes_ok =
-      shape_ok && (rows == 0 ? tensor.data().empty()
-                             : tensor.data().size() % (rows * element) == 0 &&
-                                   tensor.data().size() / (rows * element) == static_cast<uint64_t>(tensor.shape(1)));
+      shape_ok && (rows == 0 ? bytes == 0
+                             : bytes % (rows * element) == 0 && bytes / (rows * element) == static_cast<uint64_t>(tensor.shape(1)));
   if (tensor.dtype() == dtype && bytes_ok) return absl::OkStatus();
   std::string got;
   for (int64_t dimension : tensor.shape()) absl::StrAppend(&got, got.empty() ? "[" : ", ", dimension);
   return absl::InternalError(absl::StrCat("answer's ", what, ": wanted ", moe::v1::DType_Name(dtype), " [", rows, ", ",
                                           columns < 0 ? std::string("k") : absl::StrCat(columns), "], got ",
-                                          moe::v1::DType_Name(tensor.dtype()), " ", got.empty() ? "[" : got.c_str(), "] in ",
-                                          tensor.data().size(), " bytes"));
+                                          moe::v1::DType_Name(tensor.dtype()), " ", got.empty() ? "[" : got.c_str(), "] in ", bytes,
+                                          " bytes"));
 }
 
 template <typename T>
@@ -93,11 +92,11 @@ std::vector<T> Elements(const std::string& bytes) {
 }
 
 absl::Status TakeRouting(const moe::v1::TopK& routing, ForwardResult* result) {
-  if (absl::Status status = CheckAnswer("ids", routing.ids(), moe::v1::DTYPE_I32, result->rows, -1, 4); !status.ok()) {
-    return status;
-  }
-  result->top_k = routing.ids().shape(1);
-  absl::Status status = CheckAnswer("weights", routing.weights(), moe::v1::DTYPE_F32, result->rows, result->top_k, 4);
+  const moe::v1::Tensor &ids = routing.ids(), &weights = routing.weights();
+  absl::Status status = CheckAnswer("ids", ids, ids.data().size(), moe::v1::DTYPE_I32, result->rows, -1, 4);
+  if (!status.ok()) return status;
+  result->top_k = ids.shape(1);
+  status = CheckAnswer("weights", weights, weights.data().size(), moe::v1::DTYPE_F32, result->rows, result->top_k, 4);
   if (!status.ok()) return status;
   result->ids = Elements<int32_t>(routing.ids().data());
   result->weights = Elements<float>(routing.weights().data());
@@ -176,40 +175,34 @@ size_t OutputBytes(const ForwardCall& call) {
   return static_cast<size_t>(call.hidden.rows * call.hidden.columns) * ElementBytes(call.output_dtype.value_or(call.hidden.dtype));
 }
 
-absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request, bool with_data) {
-  if (absl::Status status = CheckCall(call); !status.ok()) return status;
+void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
   request->set_model(call.model);
   request->set_layer(call.layer);
-  const HiddenView& hidden = call.hidden;
-  SetTensor(ToWire(hidden.dtype), hidden.rows, hidden.columns, hidden.data.data(), with_data ? hidden.data.size() : 0,
-            request->mutable_hidden());
+  SetTensor(ToWire(call.hidden.dtype), call.hidden.rows, call.hidden.columns, nullptr, 0, request->mutable_hidden());
   SetRouting(call, request);
   if (call.output_dtype.has_value()) request->set_output_dtype(ToWire(*call.output_dtype));
   request->set_routed_only(call.routed_only);
   request->set_return_routing(call.return_routing);
   request->set_request_id(call.request_id);
-  return absl::OkStatus();
 }
 
-absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response, bool with_data) {
+absl::Status CheckOutput(const ForwardCall& call, const moe::v1::Tensor& output, size_t data_bytes) {
+  const DType dtype = call.output_dtype.value_or(call.hidden.dtype);
+  return CheckAnswer("output", output, data_bytes, ToWire(dtype), call.hidden.rows, call.hidden.columns, ElementBytes(dtype));
+}
+
+absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::ForwardResponse& response) {
   ForwardResult result;
   result.dtype = call.output_dtype.value_or(call.hidden.dtype);
   result.rows = call.hidden.rows;
   result.columns = call.hidden.columns;
-  if (with_data) {
-    absl::Status status = CheckAnswer("output", response->output(), ToWire(result.dtype), result.rows, result.columns,
-                                      ElementBytes(result.dtype));
-    if (!status.ok()) return status;
-    result.data = std::move(*response->mutable_output()->mutable_data());
-  }
-  result.backend = response->backend();
-  result.scheme = response->scheme();
-  result.generation = response->generation();
-  const moe::v1::Timing& timing = response->timing();
+  result.backend = response.backend();
+  result.scheme = response.scheme();
+  result.generation = response.generation();
+  const moe::v1::Timing& timing = response.timing();
   result.timing = {timing.receive_us(), timing.queue_us(), timing.compute_us(), timing.send_us()};
-  if (call.return_routing) {
-    if (absl::Status routing = TakeRouting(response->routing(), &result); !routing.ok()) return routing;
-  }
+  if (!call.return_routing) return result;
+  if (absl::Status routing = TakeRouting(response.routing(), &result); !routing.ok()) return routing;
   return result;
 }
 

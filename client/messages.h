@@ -17,13 +17,14 @@ absl::Status CheckCall(const ForwardCall& call);
 // Bytes of the output.
 size_t OutputBytes(const ForwardCall& call);
 
-// Fills `request`; `with_data` false: without the bytes of the hidden states. INVALID_ARGUMENT, naming the field with wanted and got, when spans and shapes contradict each other, or
-// when both kinds of routing are given.
-absl::Status ToWire(const ForwardCall& call, moe::v1::ForwardRequest* request, bool with_data = true);
+// Fills the request of a checked call, but for the bytes of its hidden states.
+void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request);
 
-// Takes the answer to `call`; moves its output bytes. INTERNAL when its shape, dtype or byte count is not what was asked
-// for. `with_data` false: the output is elsewhere.
-absl::StatusOr<ForwardResult> FromWire(const ForwardCall& call, moe::v1::ForwardResponse* response, bool with_data = true);
+// INTERNAL when `output`, which came with `data_bytes` of data apart from it, has not the shape, dtype and bytes that `call` asks for.
+absl::Status CheckOutput(const ForwardCall& call, const moe::v1::Tensor& output, size_t data_bytes);
+
+// The answer to `call` without its output's data. INTERNAL when the routing that was asked for is missing or has another shape.
+absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::ForwardResponse& response);
 
 ServerStatus FromWire(const moe::v1::StatusResponse& response);
 Explanation FromWire(const moe::v1::ExplainResponse& response);

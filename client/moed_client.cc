@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <future>
 #include <optional>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
 #include "client/health_messages.h"
+#include "client/message_call.h"
 #include "client/messages.h"
 #include "client/session_keeper.h"
 #include "client/shared_calls.h"
@@ -35,12 +35,13 @@ struct Buffer::Impl {
   std::span<uint8_t> bytes;
 };
 
-Buffer::Buffer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Buffer::Buffer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;
 Buffer::~Buffer() = default;
 std::span<uint8_t> Buffer::bytes() const { return impl_->bytes; }
 bool Buffer::shared() const { return impl_->part.has_value(); }
+std::shared_ptr<const void> Buffer::owner() const { return impl_; }
 
 struct MoeClient::Impl {
   const std::string address;
@@ -73,26 +74,29 @@ struct MoeClient::Impl {
     });
   }
 
+  // One unary call of bytes.
+  grpc::Status CallBytes(const std::string& method, grpc::ClientContext* context, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer* response) {
+    std::promise<grpc::Status> done;
+    generic.UnaryCall(context, method, grpc::StubOptions(), &request, response,
+                      [&done](grpc::Status result) { done.set_value(std::move(result)); });
+    return done.get_future().get();  // the deadline ends the wait
+  }
+
   absl::StatusOr<ForwardResult> ForwardByMessage(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options) {
-    moe::v1::ForwardRequest request;
-    moe::v1::ForwardResponse response;
-    if (absl::Status status = ToWire(call, &request); !status.ok()) return status;
-    absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, request, &response);
+    grpc::ClientContext context;
+    Prepare(options, &context);
+    grpc::ByteBuffer response;
+    absl::Status status = ToAbsl(CallBytes("/moe.v1.Moe/Forward", &context, EncodeRequest(call), &response), address);
     if (!status.ok()) return status;
-    absl::StatusOr<ForwardResult> result = FromWire(call, &response);
-    if (!result.ok() || output.data() == nullptr) return result;
-    std::memcpy(output.data(), result->data.data(), result->data.size());
-    result->data.clear();
-    return result;
+    return DecodeResponse(call, &response, output);
   }
 
   absl::StatusOr<ForwardResult> ForwardBySharedMemory(SharedCall placed, const CallOptions& options) {
-    moe::v1::ForwardRequest request;
     moe::v1::ForwardResponse response;
-    if (absl::Status status = placed.ToWire(&request); !status.ok()) return status;
-    absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, request, &response);
+    absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, placed.Request(), &response);
     if (!status.ok()) return status;
-    return placed.FromWire(&response);
+    return placed.ResultOf(response);
   }
 
   // `output` null: in the result.
@@ -185,7 +189,7 @@ absl::StatusOr<ForwardResult> MoeClient::ForwardInto(const ForwardCall& call, st
 }
 
 absl::StatusOr<Buffer> MoeClient::Allocate(size_t bytes) {
-  auto impl = std::make_unique<Buffer::Impl>();
+  auto impl = std::make_shared<Buffer::Impl>();
   const absl::StatusOr<std::shared_ptr<SharedSession>> session = impl_->Session({});
   if (session.ok() && *session != nullptr) impl->part = (*session)->Allocate(bytes);
   if (impl->part) {
@@ -238,10 +242,7 @@ absl::StatusOr<Health> MoeClient::CheckHealth(const std::string& service, const 
   Prepare(options, &context);
   const grpc::ByteBuffer request = EncodeHealthRequest(service);
   grpc::ByteBuffer response;
-  std::promise<grpc::Status> done;
-  impl_->generic.UnaryCall(&context, kHealthCheckMethod, grpc::StubOptions(), &request, &response,
-                           [&done](grpc::Status result) { done.set_value(std::move(result)); });
-  const grpc::Status status = done.get_future().get();  // the deadline ends the wait
+  const grpc::Status status = impl_->CallBytes(kHealthCheckMethod, &context, request, &response);
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) return Health::kServiceUnknown;
   if (!status.ok()) return ToAbsl(status, impl_->address);
   return DecodeHealthResponse(response);

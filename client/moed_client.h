@@ -91,6 +91,9 @@ struct ForwardCall {
   std::string model;  // may be empty when the server has one model
   int32_t layer = 0;  // as in the checkpoint's tensor names
   HiddenView hidden;  // [M, H]
+  // What keeps the memory of hidden.data (Buffer::owner, or the caller's own), where a message may be sent from it without a copy; the
+  // memory must be left alone until the owner is not shared any more, which may be after a call that failed. Null: it is copied.
+  std::shared_ptr<const void> hidden_owner;
 
   int64_t top_k = 0;               // k, columns of ids and weights
   std::span<const int32_t> ids;    // [M, k] in [-1, E); -1 is "no expert"
@@ -144,12 +147,14 @@ class Buffer {
   std::span<uint8_t> bytes() const;
   // False: from the heap, since there is no session or not enough of it is free.
   bool shared() const;
+  // For ForwardCall::hidden_owner.
+  std::shared_ptr<const void> owner() const;
 
  private:
   friend class MoeClient;
   struct Impl;
-  explicit Buffer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Buffer(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
 };
 
 // What a watcher may conclude: kPlanned and kLoading: calls get UNAVAILABLE; kReady: a forward succeeds.

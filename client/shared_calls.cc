@@ -150,15 +150,16 @@ absl::StatusOr<ForwardResult> SharedCall::Take(const ring::Completion& completio
   return result;
 }
 
-absl::Status SharedCall::ToWire(moe::v1::ForwardRequest* request) const {
-  if (absl::Status status = client::ToWire(call_, request, false); !status.ok()) return status;
-  SetPlace(*session_, submission_.hidden_offset, request->mutable_hidden()->mutable_session_memory());
-  SetPlace(*session_, submission_.output_offset, request->mutable_output_session_memory());
-  return absl::OkStatus();
+moe::v1::ForwardRequest SharedCall::Request() const {
+  moe::v1::ForwardRequest request;
+  FillWire(call_, &request);
+  SetPlace(*session_, submission_.hidden_offset, request.mutable_hidden()->mutable_session_memory());
+  SetPlace(*session_, submission_.output_offset, request.mutable_output_session_memory());
+  return request;
 }
 
-absl::StatusOr<ForwardResult> SharedCall::FromWire(moe::v1::ForwardResponse* response) {
-  absl::StatusOr<ForwardResult> result = client::FromWire(call_, response, false);
+absl::StatusOr<ForwardResult> SharedCall::ResultOf(const moe::v1::ForwardResponse& response) {
+  absl::StatusOr<ForwardResult> result = client::ResultOf(call_, response);
   if (result.ok()) TakeOutput(&*result);
   return result;
 }

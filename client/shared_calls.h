@@ -32,8 +32,8 @@ class SharedCall {
   std::optional<absl::StatusOr<ForwardResult>> Run(const CallOptions& options);
 
   // The request of an RPC of this call, and what its answer comes to.
-  absl::Status ToWire(moe::v1::ForwardRequest* request) const;
-  absl::StatusOr<ForwardResult> FromWire(moe::v1::ForwardResponse* response);
+  moe::v1::ForwardRequest Request() const;
+  absl::StatusOr<ForwardResult> ResultOf(const moe::v1::ForwardResponse& response);
 
  private:
   SharedCall(std::shared_ptr<SharedSession> session, const ForwardCall& call, std::span<uint8_t> output)

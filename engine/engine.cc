@@ -87,13 +87,19 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::Get(const std::string& name) cons
 absl::Status Engine::Plan(const std::string& name, const std::string& path) {
   absl::StatusOr<std::shared_ptr<Model>> model = Model::PlanFrom(name, path, options_, backends_);
   if (!model.ok()) return model.status();
+  return Register(*std::move(model));
+}
+
+absl::Status Engine::PlanBench(const std::string& name, int64_t hidden) { return Register(Model::Bench(name, hidden, options_)); }
+
+absl::Status Engine::Register(std::shared_ptr<Model> model) {
   std::lock_guard<std::mutex> lock(models_mutex_);
   for (const std::shared_ptr<Model>& other : models_) {
-    if (other->name() == name) return absl::AlreadyExistsError(absl::StrCat("model name ", name, " is taken"));
+    if (other->name() == model->name()) return absl::AlreadyExistsError(absl::StrCat("model name ", model->name(), " is taken"));
   }
-  absl::Status fits = CheckMemory(**model);
+  absl::Status fits = CheckMemory(*model);
   if (!fits.ok()) return fits;
-  models_.push_back(*std::move(model));
+  models_.push_back(std::move(model));
   return absl::OkStatus();
 }
 
@@ -288,6 +294,7 @@ absl::StatusOr<std::vector<SelfCheckRow>> Engine::SelfCheck(const std::string& m
   for (int number : layers) {
     absl::StatusOr<const LoadedLayer*> ready = (*model)->Ready(number);
     if (!ready.ok()) return ready.status();
+    if ((*ready)->plan.experts == nullptr) return absl::UnimplementedError(absl::StrCat("model ", model_name, " has no weights to check"));
     absl::StatusOr<SelfCheckRow> row = CheckInTurn(**ready, *reference, tokens, seed + static_cast<uint64_t>(number));
     if (!row.ok()) return row.status();
     rows.push_back(*std::move(row));

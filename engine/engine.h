@@ -168,6 +168,10 @@ class Engine {
   // RESOURCE_EXHAUSTED when the host's memory, the memory limit or the GPU's memory cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 
+  // Registers a model whose one layer, number 0, gives back its input [M, hidden]; ALREADY_EXISTS for a name that is taken. To be
+  // loaded like any other.
+  absl::Status PlanBench(const std::string& name, int64_t hidden);
+
   // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty)
   // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
@@ -215,6 +219,7 @@ class Engine {
   absl::StatusOr<ExplainReport> Explain(const std::string& name) const;
 
  private:
+  absl::Status Register(std::shared_ptr<Model> model);
   // Whether all models and `added` fit into the memory of the host and that of the GPU. models_mutex_ must be held.
   absl::Status CheckMemory(const Model& added) const;
   absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;

@@ -197,6 +197,11 @@ absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
     std::lock_guard<std::mutex> lock(mutex_);
     states_[index] = state_ = LayerState::kLoading;
   }
+  if (checkpoint_ == nullptr) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    states_[index] = LayerState::kReady;
+    return absl::OkStatus();
+  }
   absl::Status status = PrepareChecked(index, RoutedPart(layer), tools);
   if (status.ok() && layer.plan.has_shared) status = PrepareChecked(index, SharedPart(layer), tools);
   if (!status.ok()) return status;

@@ -56,6 +56,10 @@ class Model {
                                                          const EngineOptions& options,
                                                          std::span<const Backend* const> backends);
 
+  // A model of one layer, number 0, with one expert and `hidden` features, that gives back its input and has no weights: for
+  // measuring what surrounds a layer.
+  static std::shared_ptr<Model> Bench(const std::string& name, int64_t hidden, const EngineOptions& options);
+
   const std::string& name() const { return name_; }
   const ModelConfig& config() const { return config_; }
   // What was decided at planning and, for quarantined backends, at loading.
@@ -106,7 +110,7 @@ class Model {
   std::string name_;
   std::string path_;
   ModelConfig config_;
-  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<Checkpoint> checkpoint_;  // null: a bench model
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
   std::vector<std::string> notes_;
   uint64_t generation_ = 1;

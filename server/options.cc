@@ -231,6 +231,8 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing, such as -avx512f,-avx2",
        [](const Text& t, Options* o) { return ParseFeatureMask(t, &o->masked_features); }},
       {"queue", Kind::kNumber, "N", "calls that may wait for the device; default 256", SetQueue},
+      {"bench-layer", Kind::kNumber, "H", "serve a model 'bench' whose layer 0 gives back its input [M, H]: what a server costs, for ./dev bench rpc",
+       [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->bench_hidden); }},
       {"no-reflection", Kind::kSwitch, "", "do not offer gRPC server reflection",
        [](const Text&, Options* o) { return o->no_reflection = true, absl::OkStatus(); }},
       {"log-level", Kind::kText, "L", "trace, debug, info (default), warn, error or off",
@@ -294,7 +296,7 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
                                                    "' on the command line"));
   }
   if (options.listen.empty()) options.listen.push_back(kDefaultListen);
-  if (options.models.empty()) {
+  if (options.models.empty() && options.bench_hidden == 0) {
     return absl::InvalidArgumentError("--model: wanted at least one [NAME=]PATH of a checkpoint directory, got none");
   }
   for (size_t i = 0; i < options.models.size(); ++i) {

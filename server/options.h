@@ -28,10 +28,13 @@ struct ModelOption {
 };
 
 inline constexpr int kMaxLanes = 8;
+// The name under which --bench-layer is served.
+inline constexpr char kBenchModel[] = "bench";
 
 struct ServeOptions {
   // What is served and where.
   std::vector<ModelOption> models;
+  int64_t bench_hidden = 0;         // H of a layer that gives back its input; 0: none
   std::vector<std::string> listen;  // HOST:PORT or unix:PATH; never empty after parsing (default 127.0.0.1:50061)
   std::string health_listen;        // empty: health on the main addresses only
   std::string ready_file;           // empty: none

@@ -61,6 +61,10 @@ absl::StatusOr<std::unique_ptr<Engine>> SetUpEngine(const ServeOptions& options)
     absl::Status status = engine->Plan(model.name, model.path);
     if (!status.ok()) return Prefixed(absl::StrCat("model '", model.name, "'"), status);
   }
+  if (options.bench_hidden > 0) {
+    absl::Status status = engine->PlanBench(kBenchModel, options.bench_hidden);
+    if (!status.ok()) return Prefixed("--bench-layer", status);
+  }
   return engine;
 }
 

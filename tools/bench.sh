@@ -5,7 +5,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=(cpu load gpu)
+known=(cpu load rpc gpu)
 usual=(cpu load)
 usage="usage: ./dev bench [KIND,...] [FILTER] [--json FILE] [-- OPTIONS of the one KIND]; kinds: ${known[*]}"
 words=()
