@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "client/credentials.h"
 
 namespace moed::client {
 namespace {
@@ -61,7 +62,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& ad
   // A proxy that is meant for web pages must not see a serving stack's internal traffic.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (options.own_connection) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> credentials = MakeCredentials(address, options);
+  if (!credentials.ok()) return credentials.status();
+  return grpc::CreateCustomChannel(address, *credentials, arguments);
 }
 
 absl::Status ToAbsl(const grpc::Status& status, const std::string& address) {

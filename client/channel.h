@@ -16,8 +16,8 @@ namespace moed::client {
 // OK for HOST:PORT, [IPV6]:PORT and unix:PATH; INVALID_ARGUMENT with the address and what was wanted otherwise.
 absl::Status CheckAddress(const std::string& address);
 
-// A channel that connects on its first call. Errors: those of CheckAddress, INVALID_ARGUMENT for a message limit that gRPC
-// cannot hold.
+// A channel that connects on its first call. Errors: those of CheckAddress and MakeCredentials, INVALID_ARGUMENT for a message
+// limit that gRPC cannot hold.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& address, const ClientOptions& options);
 
 // The same code and text; UNAVAILABLE also names the address, since the text then comes from the transport.

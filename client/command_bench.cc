@@ -29,7 +29,7 @@ struct BenchRow {
 
 // Fills H, E and k from the status of the model that the call will reach.
 absl::Status FindShape(const Globals& globals, int32_t layer, LoadOptions* load) {
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return client.status();
   const absl::StatusOr<ServerStatus> status = (*client)->Status(globals.model, globals.Call());
   if (!status.ok()) return status.status();
@@ -120,6 +120,7 @@ void Print(const std::vector<BenchRow>& rows) {
 int RunBench(const Globals& globals, const BenchOptions& options) {
   LoadOptions load;
   load.server = globals.server;
+  load.connection = globals.connection;
   load.model = globals.model;
   load.layer = options.layer;
   load.seconds = options.seconds;

@@ -201,7 +201,7 @@ void Print(const ForwardOptions& options, const ForwardResult& result, const Ver
 int RunForward(const Globals& globals, const ForwardOptions& options) {
   Inputs inputs;
   if (absl::Status status = LoadInputs(options, &inputs); !status.ok()) return Fail(status);
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<ForwardResult> result = (*client)->Forward(MakeCall(globals, options, inputs), globals.Call());
   if (!result.ok()) return Fail(result.status());

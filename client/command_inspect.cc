@@ -71,7 +71,7 @@ void PrintStatus(const ServerStatus& status) {
 }
 
 int RunStatus(const Globals& globals) {
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<ServerStatus> status = (*client)->Status(globals.model, globals.Call());
   if (!status.ok()) return Fail(status.status());
@@ -124,7 +124,7 @@ void PrintExplanation(const Explanation& explanation) {
 }
 
 int RunExplain(const Globals& globals, std::optional<int32_t> layer) {
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<Explanation> explanation = (*client)->Explain(globals.model, layer, globals.Call());
   if (!explanation.ok()) return Fail(explanation.status());
@@ -139,7 +139,7 @@ int RunExplain(const Globals& globals, std::optional<int32_t> layer) {
 }
 
 int RunHealth(const Globals& globals, const std::string& service) {
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<Health> health = (*client)->CheckHealth(service, globals.Call());
   if (!health.ok()) return Fail(health.status());
@@ -167,7 +167,7 @@ void PrintSmoke(const SelfCheckResult& result) {
 }
 
 int RunSmoke(const Globals& globals, const SmokeOptions& options) {
-  auto client = MoeClient::Connect(globals.server);
+  auto client = MoeClient::Connect(globals.server, globals.connection);
   if (!client.ok()) return Fail(client.status());
   const absl::StatusOr<SelfCheckResult> result =
       (*client)->SelfCheck(globals.model, options.layer, options.tokens, options.seed, globals.Call(600));

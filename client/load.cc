@@ -27,8 +27,11 @@ class Worker {
 
   // Connects and sends the request that is not measured.
   absl::Status WarmUp() {
-    absl::StatusOr<std::unique_ptr<MoeClient>> client = MoeClient::Connect(
-        options_.server, {.own_connection = true, .transport = options_.transport, .session_bytes = SessionBytes()});
+    ClientOptions connection = options_.connection;
+    connection.own_connection = true;
+    connection.transport = options_.transport;
+    connection.session_bytes = SessionBytes();
+    absl::StatusOr<std::unique_ptr<MoeClient>> client = MoeClient::Connect(options_.server, connection);
     if (!client.ok()) return client.status();
     client_ = *std::move(client);
     return UseBuffers();

@@ -14,6 +14,7 @@ namespace moed::client {
 
 struct LoadOptions {
   std::string server;
+  ClientOptions connection;  // own_connection counts as set
   std::string model;
   int32_t layer = 0;
   int64_t tokens = 1;       // M of each request

@@ -21,6 +21,7 @@ constexpr char kExamples[] = R"(Examples:
   moectl forward --layer 0 --input golden.safetensors --hidden 0.x --expect 0.y_block --max-rel 0.01
   moectl bench --layer 0 --tokens 1,64 --concurrency 4 --seconds 5
   moectl health && echo ready
+  moectl --server moe.example:50061 --tls-ca ca.pem --token-file token status
 
 Exit code: 0 ok, 1 a check failed, 2 usage or set-up.)";
 
@@ -62,6 +63,12 @@ void AddGlobals(CLI::App& app, moed::client::Globals* globals) {
   app.add_flag("--json", globals->json, "print one JSON document on stdout and nothing else there");
   app.add_option("--timeout", globals->timeout_s, "deadline of a call in seconds (default 60, smoke 600)")
       ->check(moed::client::Between(0.001, 86400));
+  moed::client::ClientOptions* connection = &globals->connection;
+  app.add_option("--tls-ca", connection->tls_ca, "PEM certificates that may have signed the server's: the connection is TLS");
+  app.add_option("--tls-cert", connection->tls_cert, "PEM certificate to show to a server that asks for one");
+  app.add_option("--tls-key", connection->tls_key, "PEM private key of --tls-cert");
+  app.add_option("--token-file", connection->token_file, "its first line that is no comment is sent as the caller's token")
+      ->envname("MOED_TOKEN_FILE");
   app.set_version_flag("--version", std::string("moectl ") + kVersion);
 }
 
@@ -92,7 +99,8 @@ int RunMain(int argc, char** argv) {
   for (CLI::App* command : app.get_subcommands(nullptr)) {
     command->fallthrough();
     command->footer(command->get_footer() +
-                    "\n\nEvery command also takes --server, --model, --json and --timeout: see `moectl --help`.");
+                    "\n\nEvery command also takes --server, --model, --json, --timeout, the TLS files and the token: see "
+                    "`moectl --help`.");
   }
 
   try {

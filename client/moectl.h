@@ -26,7 +26,8 @@ struct Globals {
   std::string server = "127.0.0.1:50061";
   std::string model;
   bool json = false;
-  double timeout_s = 0;  // 0: the command's own default
+  double timeout_s = 0;      // 0: the command's own default
+  ClientOptions connection;  // TLS files and token
 
   // Deadline of a call of a command whose default is `default_s` seconds.
   CallOptions Call(double default_s = 60) const;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
+#include "client/credentials.h"
 #include "client/health_messages.h"
 #include "client/message_call.h"
 #include "client/messages.h"
@@ -22,7 +23,8 @@
 namespace moed::client {
 namespace {
 
-void Prepare(const CallOptions& options, grpc::ClientContext* context) {
+void Prepare(const CallOptions& options, const std::string& token, grpc::ClientContext* context) {
+  if (!token.empty()) context->AddMetadata("authorization", "Bearer " + token);
   if (options.timeout.count() > 0) context->set_deadline(std::chrono::system_clock::now() + options.timeout);
   context->set_wait_for_ready(options.wait_for_ready);
 }
@@ -45,22 +47,23 @@ std::shared_ptr<const void> Buffer::owner() const { return impl_; }
 
 struct MoeClient::Impl {
   const std::string address;
+  const std::string token;  // "": none
   const ClientOptions client_options;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<moe::v1::Moe::Stub> stub;
   grpc::GenericStub generic;
   SessionKeeper sessions;
 
-  Impl(std::string where, const ClientOptions& options, std::shared_ptr<grpc::Channel> to)
-      : address(std::move(where)), client_options(options), channel(std::move(to)), stub(moe::v1::Moe::NewStub(channel)),
-        generic(channel), sessions(options) {}
+  Impl(std::string where, std::string secret, const ClientOptions& options, std::shared_ptr<grpc::Channel> to)
+      : address(std::move(where)), token(std::move(secret)), client_options(options), channel(std::move(to)),
+        stub(moe::v1::Moe::NewStub(channel)), generic(channel), sessions(options, token) {}
 
   // One unary call of `method`, a member of the generated stub.
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (moe::v1::Moe::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const CallOptions& options, const Request& request, Response* response) {
     grpc::ClientContext context;
-    Prepare(options, &context);
+    Prepare(options, token, &context);
     return ToAbsl((stub.get()->*method)(&context, request, response), address);
   }
 
@@ -175,7 +178,10 @@ MoeClient::~MoeClient() = default;
 absl::StatusOr<std::unique_ptr<MoeClient>> MoeClient::Connect(const std::string& address, const ClientOptions& options) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(address, options);
   if (!channel.ok()) return channel.status();
-  return std::unique_ptr<MoeClient>(new MoeClient(std::make_unique<Impl>(address, options, *std::move(channel))));
+  absl::StatusOr<std::string> token = ReadToken(options);
+  if (!token.ok()) return token.status();
+  return std::unique_ptr<MoeClient>(
+      new MoeClient(std::make_unique<Impl>(address, *std::move(token), options, *std::move(channel))));
 }
 
 absl::StatusOr<ForwardResult> MoeClient::Forward(const ForwardCall& call, const CallOptions& options) {
@@ -239,7 +245,7 @@ absl::StatusOr<SelfCheckResult> MoeClient::SelfCheck(const std::string& model, s
 
 absl::StatusOr<Health> MoeClient::CheckHealth(const std::string& service, const CallOptions& options) {
   grpc::ClientContext context;
-  Prepare(options, &context);
+  Prepare(options, impl_->token, &context);
   const grpc::ByteBuffer request = EncodeHealthRequest(service);
   grpc::ByteBuffer response;
   const grpc::Status status = impl_->CallBytes(kHealthCheckMethod, &context, request, &response);

@@ -4,8 +4,9 @@
 // client per busy thread, each with `own_connection`, gives each thread a connection of its own.
 //
 // Errors are absl::Status with the server's code and text: INVALID_ARGUMENT (shape, dtype, ids; the text has the row and
-// the numbers), NOT_FOUND (model, layer), UNAVAILABLE (no connection, loading or draining), RESOURCE_EXHAUSTED (the server's
-// queue is full, or a message is larger than the limit), DEADLINE_EXCEEDED.
+// the numbers), NOT_FOUND (model, layer), UNAVAILABLE (no connection, which with TLS may be a certificate that is not
+// believed, loading or draining), UNAUTHENTICATED (the server wants a token that it knows), RESOURCE_EXHAUSTED (the server's queue
+// is full, the client has too much in flight, or a message is larger than the limit), DEADLINE_EXCEEDED.
 //
 // Transport: a client of the same host shares memory with the server where that can be (see Transport); the calls are the same.
 //
@@ -68,6 +69,13 @@ struct ClientOptions {
   Transport transport = Transport::kAuto;
   // Bytes of memory for tensors that a session has, all of it allocated when the session opens, at the first Forward or Allocate.
   size_t session_bytes = size_t{32} << 20;
+
+  // Files, read by Connect; empty: none. With one of the first three the connection is TLS.
+  std::string tls_ca;    // PEM certificates, one of which must have signed the server's; empty: those that the system trusts
+  std::string tls_cert;  // PEM certificate chain to show to a server that asks for one, with its private key
+  std::string tls_key;
+  // Its first token is sent with every call, also in clear text. A token a line, '#' starts a comment line, as moed takes it.
+  std::string token_file;
 };
 
 struct CallOptions {
@@ -254,7 +262,8 @@ const char* HealthName(Health health);
 
 class MoeClient {
  public:
-  // A client of the server at `address`: HOST:PORT, [IPV6]:PORT or unix:PATH. INVALID_ARGUMENT for another form. The
+  // A client of the server at `address`: HOST:PORT, [IPV6]:PORT or unix:PATH. INVALID_ARGUMENT for another form, and for options
+  // that contradict each other or whose files are not what they should be; NOT_FOUND for files that cannot be read. The
   // connection is made by the first call and again after it was lost. HTTP proxies from the environment are not used.
   static absl::StatusOr<std::unique_ptr<MoeClient>> Connect(const std::string& address, const ClientOptions& options = {});
   ~MoeClient();

@@ -43,7 +43,7 @@ absl::StatusOr<std::shared_ptr<SharedSession>> SessionKeeper::Open(const moe::v1
   ring::SessionKey server_id = {};
   if (shared.server_id().size() != server_id.size()) return absl::InternalError("shared memory: the server's id has another size");
   std::memcpy(server_id.data(), shared.server_id().data(), server_id.size());
-  return SharedSession::Open(shared.socket(), server_id, shared.version(), options_.session_bytes);
+  return SharedSession::Open(shared.socket(), server_id, shared.version(), token_, options_.session_bytes);
 }
 
 void SessionKeeper::Lost(const std::shared_ptr<SharedSession>& session) {

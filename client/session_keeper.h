@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,7 +24,8 @@ class SessionKeeper {
   // Asks the server what it offers.
   using Hello = std::function<absl::Status(moe::v1::HelloResponse*)>;
 
-  explicit SessionKeeper(const ClientOptions& options) : options_(options) {}
+  // `token` is the caller's, "" for none.
+  SessionKeeper(const ClientOptions& options, std::string token) : options_(options), token_(std::move(token)) {}
   ~SessionKeeper();
 
   // The session; null when calls travel by messages. UNAVAILABLE and DEADLINE_EXCEEDED of the Hello, since the call would fail as
@@ -36,6 +39,7 @@ class SessionKeeper {
   absl::StatusOr<std::shared_ptr<SharedSession>> Open(const moe::v1::HelloResponse& answer) const;
 
   const ClientOptions options_;
+  const std::string token_;
   std::mutex mutex_;
   std::shared_ptr<SharedSession> session_;              // guarded by mutex_
   std::chrono::steady_clock::time_point not_before_{};  // for another attempt; guarded by mutex_

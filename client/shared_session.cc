@@ -36,16 +36,27 @@ absl::Status NoSession(const std::string& socket, const std::string& why) {
   return absl::UnavailableError(absl::StrCat("session socket ", socket, ": ", why));
 }
 
+// Anybody can make a socket at a path that a server elsewhere told, so a token goes only to a process of this user or of root.
+absl::Status CheckOwner(const std::string& path, int connection) {
+  ucred owner{};
+  socklen_t size = sizeof(owner);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &owner, &size) != 0) return NoSession(path, ErrnoText(errno));
+  if (owner.uid == geteuid() || owner.uid == 0) return absl::OkStatus();
+  return absl::UnauthenticatedError(absl::StrCat("session socket ", path, ": wanted a server of user ", geteuid(),
+                                                 " or root to show the token to, got one of user ", owner.uid));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedSession>> SharedSession::Open(const std::string& socket, const ring::SessionKey& server_id,
-                                                                   uint32_t version, size_t bytes) {
+                                                                   uint32_t version, const std::string& token, size_t bytes) {
   std::shared_ptr<SharedSession> session(new SharedSession());
-  if (absl::Status status = session->Connect(socket, server_id, version, bytes); !status.ok()) return status;
+  if (absl::Status status = session->Connect(socket, server_id, version, token, bytes); !status.ok()) return status;
   return session;
 }
 
-absl::Status SharedSession::Connect(const std::string& path, const ring::SessionKey& server_id, uint32_t version, size_t bytes) {
+absl::Status SharedSession::Connect(const std::string& path, const ring::SessionKey& server_id, uint32_t version,
+                                    const std::string& token, size_t bytes) {
   if (version != ring::kVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("shared memory: this client speaks version ", ring::kVersion, ", the server ", version));
@@ -58,6 +69,7 @@ absl::Status SharedSession::Connect(const std::string& path, const ring::Session
   if (connection_ < 0 || connect(connection_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return NoSession(path, ErrnoText(errno));
   }
+  if (absl::Status status = token.empty() ? absl::OkStatus() : CheckOwner(path, connection_); !status.ok()) return status;
   const size_t ring_bytes = RoundUp(ring::RingBytes(kSlots), kPage);
   bytes_ = ring_bytes + RoundUp(bytes, kPage);
   const int region = ring::MakeRegion(bytes_);
@@ -77,6 +89,7 @@ absl::Status SharedSession::Connect(const std::string& path, const ring::Session
     ring::OpenRequest request;
     request.region_bytes = bytes_;
     request.ring_slots = kSlots;
+    std::memcpy(request.token, token.data(), std::min(token.size(), sizeof(request.token) - 1));
     status = ShakeHands(request, region, server_id);
   }
   close(region);

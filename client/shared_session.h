@@ -50,10 +50,11 @@ class SharedSession : public std::enable_shared_from_this<SharedSession> {
     size_t bytes_;
   };
 
-  // Opens a session at `socket` with `bytes` of memory for tensors. UNAVAILABLE when nobody answers there, or another server than
-  // `server_id`; else the server's refusal.
+  // Opens a session at `socket` with `bytes` of memory for tensors, as the bearer of `token` ("": none). UNAVAILABLE when nobody
+  // answers there, or another server than `server_id`; UNAUTHENTICATED when the token cannot be shown to whoever has the socket; else
+  // the server's refusal.
   static absl::StatusOr<std::shared_ptr<SharedSession>> Open(const std::string& socket, const ring::SessionKey& server_id,
-                                                             uint32_t version, size_t bytes);
+                                                             uint32_t version, const std::string& token, size_t bytes);
   ~SharedSession();
 
   const ring::SessionKey& key() const { return key_; }
@@ -84,7 +85,8 @@ class SharedSession : public std::enable_shared_from_this<SharedSession> {
   };
 
   SharedSession() = default;
-  absl::Status Connect(const std::string& socket, const ring::SessionKey& server_id, uint32_t version, size_t bytes);
+  absl::Status Connect(const std::string& socket, const ring::SessionKey& server_id, uint32_t version, const std::string& token,
+                       size_t bytes);
   absl::Status ShakeHands(const ring::OpenRequest& request, int region, const ring::SessionKey& server_id);
   void Free(uint64_t offset);
   std::optional<uint32_t> Post(ring::Submission* submission, std::vector<Part>* parts);

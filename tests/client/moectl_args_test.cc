@@ -103,6 +103,24 @@ TEST_CASE("No server is a set-up error that names the address") {
   });
 }
 
+TEST_CASE("Files of TLS and tokens that cannot be are refused before any call") {
+  const std::string json = "tests/data/gptq-int4-g32-sym/config.json";
+  CheckRefused({
+      {{"--tls-ca", "/nonexistent.pem", "status"}, {"NOT_FOUND", "tls_ca", "/nonexistent.pem"}},
+      {{"--tls-ca", "tests/data", "status"}, {"tls_ca", "tests/data"}},
+      {{"--tls-ca", json, "status"}, {"INVALID_ARGUMENT", "tls_ca: wanted a PEM file with a CERTIFICATE", json}},
+      {{"--tls-cert", "c.pem", "status"}, {"tls_cert: wanted tls_key with it"}},
+      {{"--tls-key", "k.pem", "status"}, {"tls_key: wanted tls_cert with it"}},
+      {{"--server", "unix:/tmp/none", "--tls-ca", json, "status"}, {"tls_ca: wanted HOST:PORT", "unix:/tmp/none"}},
+      {{"--token-file", "/nonexistent", "health"}, {"NOT_FOUND", "token_file", "/nonexistent"}},
+      {{"--token-file", json, "bench", "--layer", "0"}, {"token_file: wanted"}},
+      {{"--token-file", "/dev/null", "status"}, {"token_file: wanted a line with a token", "/dev/null"}},
+  });
+  const Finished by_environment = RunToEnd({kMoectl, "status"}, {"MOED_TOKEN_FILE=/nonexistent"});
+  CHECK(by_environment.exit_code == 2);
+  CHECK(by_environment.FirstError().find("token_file: wanted a readable file, got '/nonexistent'") != std::string::npos);
+}
+
 TEST_CASE("MOED_SERVER names the server where --server does not") {
   const Finished by_environment = RunToEnd({kMoectl, "status"}, {"MOED_SERVER=127.0.0.1:2"});
   CHECK(by_environment.exit_code == 2);
