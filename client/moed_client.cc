@@ -88,7 +88,7 @@ struct MoeClient::Impl {
 
   absl::StatusOr<ForwardResult> ForwardByMessage(const ForwardCall& call, std::span<uint8_t> output, const CallOptions& options) {
     grpc::ClientContext context;
-    Prepare(options, &context);
+    Prepare(options, token, &context);
     grpc::ByteBuffer response;
     absl::Status status = ToAbsl(CallBytes("/moe.v1.Moe/Forward", &context, EncodeRequest(call), &response), address);
     if (!status.ok()) return status;

@@ -84,6 +84,13 @@ absl::Status Call::Reserve(ByteBudget* budget, size_t bytes) {
   return status;
 }
 
+absl::Status Call::Enter(ClientGate* gate, Plane plane) {
+  if (gate == nullptr) return absl::OkStatus();
+  absl::Status status = gate->Admit(plane, *context_);
+  if (status.ok()) share_ = gate->ShareOf(plane, *context_);
+  return status;
+}
+
 absl::Status Call::CheckDeadline() const {
   if (deadline_ > std::chrono::steady_clock::now()) return absl::OkStatus();
   return absl::DeadlineExceededError("the deadline passed before the call was handled");
@@ -99,6 +106,7 @@ absl::Status Call::Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQue
 }
 
 void Call::Done(const absl::Status& status) {
+  share_ = ClientShare();  // before the answer: whoever has it may call again at once
   grpc::Status answer;
   try {
     Log(status);

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/client_gate.h"
 #include "server/request.h"
 #include "server/work_queue.h"
 
@@ -56,6 +57,13 @@ class Call final : public grpc::ServerUnaryReactor {
   // Takes `bytes` of `budget`, given back when the call is over. At most once; errors as ByteBudget::Take.
   absl::Status Reserve(ByteBudget* budget, size_t bytes);
 
+  // Refuses a caller that `gate` does not let into `plane`, as ClientGate::Admit. Else what the call takes of its client's share
+  // is given back when it is answered. At most once; a null gate lets everybody in.
+  absl::Status Enter(ClientGate* gate, Plane plane);
+  // RESOURCE_EXHAUSTED when the client has too much in flight, as ClientShare.
+  absl::Status TakeBytes(size_t bytes) { return share_.TakeBytes(static_cast<int64_t>(bytes)); }
+  absl::Status TakeRows(int64_t rows) { return share_.TakeRows(rows); }
+
   // DEADLINE_EXCEEDED when the deadline passed already.
   absl::Status CheckDeadline() const;
 
@@ -78,6 +86,7 @@ class Call final : public grpc::ServerUnaryReactor {
   const std::chrono::steady_clock::time_point started_;
   WorkQueue::TimePoint deadline_ = WorkQueue::TimePoint::max();
   std::string request_id_;
+  ClientShare share_;
   ByteBudget* budget_ = nullptr;  // null: nothing was taken
   size_t reserved_ = 0;
 };

@@ -28,14 +28,15 @@ Exit codes: 0 ok, 1 a check failed, 2 usage or set-up.
 constexpr char kServeExamples[] = R"(
 Examples:
   moed serve --model /models/tiny
-  moed serve --model a=/models/one --model b=/models/two --listen 0.0.0.0:50061 --listen unix:/run/moed.sock
+  moed serve --model a=/models/one --model b=/models/two --listen 127.0.0.1:50061 --listen unix:/run/moed.sock
+  moed serve --model /models/tiny --listen 0.0.0.0:50061 --tls-cert server.pem --tls-key server.key --token-file tokens
   moed serve --config moed.json --ready-file /run/moed.ready
   moed serve --model /models/tiny --policy auto,layers:3-5=require:cpu_avx2 --cpu-features -avx512f
 
 A configuration file holds the same options by the same names:
   {"model": ["tiny=/models/tiny"], "listen": "127.0.0.1:0", "threads": 8, "deterministic": true}
 
-SIGTERM or SIGINT drains: health off, accepted calls finish, exit 0. A second one ends at once with exit code 1.)";
+SIGTERM or SIGINT drains: health off, accepted calls finish (within --grace), exit 0. A second one ends at once with exit code 1.)";
 
 constexpr char kExplainExamples[] = R"(
 Examples:

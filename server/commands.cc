@@ -15,6 +15,7 @@
 #include "engine/text_file.h"
 #include "kernels/backends.h"
 #include "nlohmann/json.hpp"
+#include "server/security.h"
 #include "server/setup.h"
 #include "server/size_text.h"
 
@@ -145,6 +146,7 @@ int RunExplain(const ExplainOptions& options) {
 }
 
 int RunCheck(const ServeOptions& options) {
+  if (absl::Status status = CheckSecurity(options); !status.ok()) return ReportFailure(status);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
   for (const ModelStatus& model : (*engine)->Status()) {

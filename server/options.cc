@@ -153,6 +153,25 @@ absl::Status SetLanes(const std::string& text, ServeOptions* options) {
   return status;
 }
 
+absl::Status SetGrace(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 0, 86'400, &value);
+  options->grace = static_cast<int>(value);
+  return status;
+}
+
+// Read and write for the owner at least: without them the server's own user could not connect.
+absl::Status SetUnixMode(const std::string& text, ServeOptions* options) {
+  constexpr int kOwner = 0600;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 8);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > 0777 || (value & kOwner) != kOwner) {
+    return WantedGot("an octal mode from 0600 to 0777 that has 0600", text);
+  }
+  options->unix_mode = value;
+  return absl::OkStatus();
+}
+
 absl::Status SetMemoryLimit(const std::string& text, ServeOptions* options) {
   int64_t value = 0;
   absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
@@ -233,6 +252,26 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"queue", Kind::kNumber, "N", "calls that may wait for the device; default 256", SetQueue},
       {"bench-layer", Kind::kNumber, "H", "serve a model 'bench' whose layer 0 gives back its input [M, H]: what a server costs, for ./dev bench rpc",
        [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->bench_hidden); }},
+      {"grace", Kind::kNumber, "SECONDS", "that a drain may take, then what is left is cancelled; default 20", SetGrace},
+      {"tls-cert", Kind::kText, "FILE", "PEM certificate chain: TLS on every HOST:PORT of --listen; read again when it changes",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->tls_cert); }},
+      {"tls-key", Kind::kText, "FILE", "PEM private key of --tls-cert",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->tls_key); }},
+      {"tls-client-ca", Kind::kText, "FILE", "PEM certificates, one of which must have signed the client's",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->tls_client_ca); }},
+      {"token-file", Kind::kText, "FILE", "a token a line: calls need 'authorization: Bearer TOKEN'; read again when it changes",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->token_file); }},
+      {"admin-token-file", Kind::kText, "FILE", "the same for calls that change the server",
+       [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->admin_token_file); }},
+      {"allow-insecure", Kind::kSwitch, "", "let --listen without TLS reach beyond loopback",
+       [](const Text&, Options* o) { return o->allow_insecure = true, absl::OkStatus(); }},
+      {"unix-mode", Kind::kText, "MODE", "octal permissions of unix:PATH sockets; default 0600", SetUnixMode},
+      {"client-rows", Kind::kNumber, "N", "rows that one client may have in flight; default 0: no limit",
+       [](const Text& t, Options* o) { return ParseInteger(t, 0, int64_t{1} << 40, &o->client_rows); }},
+      {"client-bytes", Kind::kNumber, "N", "bytes of requests that one client may have in flight; default 0: no limit",
+       [](const Text& t, Options* o) { return ParseInteger(t, 0, int64_t{1} << 40, &o->client_bytes); }},
+      {"channelz", Kind::kSwitch, "", "offer gRPC's channelz service, which tells about its connections",
+       [](const Text&, Options* o) { return o->channelz = true, absl::OkStatus(); }},
       {"no-reflection", Kind::kSwitch, "", "do not offer gRPC server reflection",
        [](const Text&, Options* o) { return o->no_reflection = true, absl::OkStatus(); }},
       {"log-level", Kind::kText, "L", "trace, debug, info (default), warn, error or off",

@@ -42,7 +42,21 @@ struct ServeOptions {
   uint64_t session_memory = uint64_t{4} << 30;  // bytes of all sessions together
   int sessions = 64;                // that may be open at once
   bool no_reflection = false;
+  bool channelz = false;            // gRPC's own view of its connections, on the main addresses
   std::string log_level = "info";   // trace, debug, info, warn, error, off
+
+  // Who may call. Paths; empty: none. What only the files and the addresses can show is checked in security.h.
+  std::string tls_cert, tls_key;    // both or neither: TLS on every HOST:PORT of `listen`
+  std::string tls_client_ca;        // clients must show a certificate that it signed
+  std::string token_file;           // of calls that compute or report
+  std::string admin_token_file;     // of calls that change the server
+  bool allow_insecure = false;      // clear text may listen beyond loopback
+  int unix_mode = 0600;             // of the sockets of unix:PATH
+
+  // How much, and for how long.
+  int64_t client_rows = 0;          // of one client in flight; 0: no limit
+  int64_t client_bytes = 0;         // the same for the bytes of its requests
+  int grace = 20;                   // seconds that a drain may take
 
   // What decides results and backends.
   std::string policy = "auto";      // the text form of engine/oracle.h; checked when the engine is set up

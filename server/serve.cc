@@ -23,6 +23,7 @@
 #include "nlohmann/json.hpp"
 #include "server/allocator.h"
 #include "server/load_log.h"
+#include "server/security.h"
 #include "server/server.h"
 #include "server/setup.h"
 #include "server/version.h"
@@ -230,9 +231,11 @@ int RunServe(const ServeOptions& options) {
   spdlog::set_level(spdlog::level::from_str(options.log_level));
   spdlog::flush_on(spdlog::level::info);
 
+  if (absl::Status status = CheckSecurity(options); !status.ok()) return ReportFailure(status);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
   LogHost((*engine)->Host());
+  for (const std::string& warning : SecurityWarnings(options)) spdlog::warn("{}", warning);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Listen(options, engine->get());
   if (!server.ok()) return ReportFailure(server.status());
   ReadyFile ready(options.ready_file);
@@ -252,10 +255,11 @@ int RunServe(const ServeOptions& options) {
     ReportFailure(end);
   }
   ready.Remove();
-  (*server)->Drain();
+  const bool drained = (*server)->Drain(std::chrono::seconds(options.grace));
+  if (!drained) spdlog::warn("--grace: {} s were not enough, the calls that are left are cancelled", options.grace);
   LogCounters(**server);
   const int code = end.ok() ? 0 : 2;
-  if (!events->loaded()) {  // a load cannot be interrupted, and nobody needs its result; it may be logging right now
+  if (!drained || !events->loaded()) {  // neither calls nor a load can be interrupted; they may be logging right now
     spdlog::default_logger()->flush();
     _exit(code);
   }

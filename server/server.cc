@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/impl/server_builder_option.h>
 #include <pthread.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,31 +24,33 @@ constexpr std::chrono::seconds kAnswerLimit(10);        // for slow readers to t
 constexpr std::chrono::milliseconds kQuiet(50);
 constexpr std::chrono::milliseconds kQuietLimit(500);
 constexpr std::chrono::milliseconds kStreamLimit(100);  // for streams, such as reflection, that do not end by themselves
+constexpr std::chrono::milliseconds kCancelTime(100);   // for cancelled calls to leave the process
 constexpr std::chrono::milliseconds kHealthInterval(200);  // between two looks at the device
 constexpr std::chrono::microseconds kRingSpin(50);
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
-// Chooses the reflection service explicitly: linking its library alone would add it to every listener.
-class ReflectionOption : public grpc::ServerBuilderOption {
+// Chooses reflection and channelz explicitly: once their libraries are linked or initialised, every listener would get them.
+class PluginOption : public grpc::ServerBuilderOption {
  public:
-  explicit ReflectionOption(bool wanted) : wanted_(wanted) {}
+  PluginOption(bool reflection, bool channelz) : reflection_(reflection), channelz_(channelz) {}
 
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
     auto own = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
-    const std::string name = own->name();
-    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [&](const std::unique_ptr<grpc::ServerBuilderPlugin>& p) { return p->name() == name; }),
-                   plugins->end());
-    if (wanted_) plugins->push_back(std::move(own));
+    const std::string reflection = own->name();
+    const auto unwanted = [&](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+      return plugin->name() == reflection || (plugin->name() == "channelz_service" && !channelz_);
+    };
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(), unwanted), plugins->end());
+    if (reflection_) plugins->push_back(std::move(own));
   }
 
  private:
-  const bool wanted_;
+  const bool reflection_, channelz_;
 };
 
-void Configure(bool reflection, grpc::ServerBuilder* builder) {
-  builder->SetOption(std::make_unique<ReflectionOption>(reflection));
+void Configure(bool reflection, bool channelz, grpc::ServerBuilder* builder) {
+  builder->SetOption(std::make_unique<PluginOption>(reflection, channelz));
   builder->SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));
   builder->SetMaxSendMessageSize(static_cast<int>(kMaxMessageBytes));
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port must be an error
@@ -54,15 +58,29 @@ void Configure(bool reflection, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
 }
 
-// Binds `addresses`, which `option` gave, and starts; writes the addresses as bound.
-absl::StatusOr<std::unique_ptr<grpc::Server>> BindAll(const std::string& option, const std::vector<std::string>& addresses,
-                                                      grpc::ServerBuilder* builder, std::vector<std::string>* bound) {
+// How the addresses of one option are bound.
+struct Binding {
+  std::string option;
+  std::vector<std::string> addresses;
+  TlsFiles* tls;  // for HOST:PORT; null: clear text
+  int unix_mode;
+};
+
+// Binds and starts; writes the addresses as bound.
+absl::StatusOr<std::unique_ptr<grpc::Server>> BindAll(const Binding& binding, grpc::ServerBuilder* builder,
+                                                      std::vector<std::string>* bound) {
+  const auto& [option, addresses, tls, unix_mode] = binding;
   std::vector<int> ports(addresses.size(), 0);
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (absl::Status status = CheckNotTaken(option, addresses[i]); !status.ok()) return status;
-    builder->AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+    const bool clear = tls == nullptr || IsUnixAddress(addresses[i]);
+    builder->AddListeningPort(addresses[i], clear ? grpc::InsecureServerCredentials() : tls->Credentials(), &ports[i]);
   }
-  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
+  std::unique_ptr<grpc::Server> server;
+  {
+    const SocketMode mode(unix_mode);  // the engine's threads make no files
+    server = builder->BuildAndStart();
+  }
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (ports[i] <= 0) return BindFailure(option, addresses[i]);  // binding stops at the first that fails
     bound->push_back(BoundAddress(addresses[i], ports[i]));
@@ -109,6 +127,7 @@ Server::Server(const ServeOptions& options, Engine* engine)
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
+  if (absl::Status status = server->OpenFiles(options); !status.ok()) return status;
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
   const int at_once = engine->CallsAtOnce();
   server->queue_.Start(at_once, [engine, at_once] {
@@ -121,24 +140,42 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   return server;
 }
 
+absl::Status Server::OpenFiles(const ServeOptions& options) {
+  if (!options.tls_cert.empty()) {
+    absl::StatusOr<std::unique_ptr<TlsFiles>> tls = TlsFiles::Open({options.tls_cert, options.tls_key, options.tls_client_ca});
+    if (!tls.ok()) return tls.status();
+    tls_ = *std::move(tls);
+  }
+  absl::StatusOr<std::unique_ptr<ClientGate>> gate =
+      ClientGate::Open({options.token_file, options.admin_token_file, !options.tls_client_ca.empty(), options.client_rows,
+                        options.client_bytes},
+                       [] { return std::chrono::steady_clock::now(); });
+  if (!gate.ok()) return gate.status();
+  gate_ = *std::move(gate);
+  service_.SetGate(gate_.get());
+  return absl::OkStatus();
+}
+
 absl::Status Server::Bind(const ServeOptions& options) {
+  if (options.channelz) grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder main_builder;
-  Configure(!options.no_reflection, &main_builder);
+  Configure(!options.no_reflection, options.channelz, &main_builder);
   main_builder.RegisterService(&service_);
   main_builder.RegisterService(&main_health_);
-  absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener = BindAll("--listen", options.listen, &main_builder, &addresses_);
+  absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener =
+      BindAll({"--listen", options.listen, tls_.get(), options.unix_mode}, &main_builder, &addresses_);
   if (!main_listener.ok()) return main_listener.status();
   main_listener_ = *std::move(main_listener);
   if (absl::Status status = ListenForSessions(options); !status.ok()) return status;
   if (options.health_listen.empty()) return absl::OkStatus();
 
   grpc::ServerBuilder health_builder;
-  Configure(false, &health_builder);
+  Configure(false, false, &health_builder);
   health_builder.RegisterService(&probe_health_);
   health_builder.RegisterCallbackGenericService(&nothing_);
   std::vector<std::string> bound;
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_listener =
-      BindAll("--health-listen", {options.health_listen}, &health_builder, &bound);
+      BindAll({"--health-listen", {options.health_listen}, nullptr, options.unix_mode}, &health_builder, &bound);
   if (!health_listener.ok()) return health_listener.status();
   health_listener_ = *std::move(health_listener);
   health_address_ = bound.front();
@@ -153,13 +190,18 @@ absl::Status Server::ListenForSessions(const ServeOptions& options) {
   sessions.path = chosen ? options.session_socket : AutoSocket(options.listen);
   sessions.max_sessions = options.sessions;
   sessions.max_bytes = options.session_memory;
-  sessions.admit = [this](const std::string&) { return service_.AdmitSession(); };
+  sessions.mode = static_cast<mode_t>(options.unix_mode);
+  sessions.admit = [this](const std::string& token) {
+    absl::Status status = gate_->AdmitToken(Plane::kData, token);
+    return status.ok() ? service_.AdmitSession() : status;
+  };
   sessions.pin = [engine = engine_](std::span<std::byte> memory) { return engine->PinForCalls(memory); };
   sessions.serve_ring = [this, spin = RingSpin(engine_->Host())](std::shared_ptr<Region> region, uint64_t offset, uint32_t slots,
+                                                                 const std::string& token,
                                                                  std::function<void(const absl::Status&)> abandon) {
     RingServer::Options ring;
     ring.spin = spin;
-    ring.handle = [this](std::shared_ptr<RingCall> call) { service_.StartRingForward(std::move(call)); };
+    ring.handle = [this, token](std::shared_ptr<RingCall> call) { service_.StartRingForward(std::move(call), token); };
     ring.abandon = [abandon = std::move(abandon)](const absl::Status& why) {
       spdlog::warn("a session ends, its client broke the contract: {}", std::string(why.message()));
       abandon(why);
@@ -205,16 +247,30 @@ void Server::StartDeviceWatch() {
   });
 }
 
-void Server::Drain() {
+bool Server::Drain(std::chrono::milliseconds grace) {
   {
     std::lock_guard<std::mutex> lock(phase_mutex_);
-    if (draining_) return;
+    if (draining_) return true;
     draining_ = true;
     stop_watch_.notify_all();
     main_health_.StopServing();
     probe_health_.StopServing();
     service_.SetPhase(Phase::kDraining);
   }
+  if (grace == std::chrono::milliseconds::max()) return FinishCalls(), true;
+  auto finished = std::make_shared<std::promise<void>>();
+  std::thread finisher([this, finished] {
+    FinishCalls();
+    finished->set_value();
+  });
+  if (finished->get_future().wait_for(grace) == std::future_status::ready) return finisher.join(), true;
+  finisher.detach();
+  CancelCalls();
+  return false;
+}
+
+// Ends in time only if what computes does.
+void Server::FinishCalls() {
   if (device_watch_.joinable()) device_watch_.join();
   queue_.Shutdown();
   helpers_.Stop();
@@ -226,6 +282,15 @@ void Server::Drain() {
   for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
     if (listener != nullptr) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
   }
+}
+
+// Breaks the connections, so that clients know at once. gRPC returns from a shutdown only when every call was answered, which those
+// that compute are not, hence a thread for it.
+void Server::CancelCalls() {
+  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
+    if (listener != nullptr) std::thread([listener] { listener->Shutdown(std::chrono::system_clock::now()); }).detach();
+  }
+  std::this_thread::sleep_for(kCancelTime);
 }
 
 Server::~Server() { Drain(); }

@@ -10,6 +10,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -21,12 +22,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "server/client_gate.h"
 #include "server/copy_helpers.h"
 #include "server/forward_runner.h"
 #include "server/health.h"
 #include "server/options.h"
 #include "server/service.h"
 #include "server/sessions.h"
+#include "server/tls.h"
 #include "server/work_queue.h"
 
 namespace moed {
@@ -45,8 +48,9 @@ class Server {
   absl::Status Open(const std::function<absl::Status()>& announce);
 
   // Health is NOT_SERVING and new calls get UNAVAILABLE at once; then accepted calls finish and are answered, and the
-  // listeners close. Returns when all is done.
-  void Drain();
+  // listeners close. True when all is done. False when that takes longer than `grace`: the calls that are left have been
+  // cancelled, but what computes cannot be interrupted, so the process must end without destroying this object or the engine.
+  bool Drain(std::chrono::milliseconds grace = std::chrono::milliseconds::max());
 
   // As bound, in the order of the options.
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -58,13 +62,18 @@ class Server {
 
  private:
   Server(const ServeOptions& options, Engine* engine);
+  absl::Status OpenFiles(const ServeOptions& options);
   absl::Status Bind(const ServeOptions& options);
   absl::Status ListenForSessions(const ServeOptions& options);
   void StartDeviceWatch();
+  void FinishCalls();
+  void CancelCalls();
 
   WorkQueue queue_;
   ForwardRunner runner_;
   CopyHelpers helpers_;
+  std::unique_ptr<ClientGate> gate_;
+  std::unique_ptr<TlsFiles> tls_;  // null without TLS; outlives the listeners
   MoeService service_;
   Engine* const engine_;
   HealthService main_health_;

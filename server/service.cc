@@ -126,6 +126,7 @@ absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& 
     if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
     layers = {request.layer()};
   }
+  if (absl::Status status = call->TakeRows(*tokens); !status.ok()) return status;
   auto job = std::make_shared<SelfCheckJob>(
       SelfCheckJob{call, (*model)->name, std::move(layers), *tokens, request.seed(), response, {}});
   return call->Queue(queue_, [this, job](WorkQueue::Duration) {

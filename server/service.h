@@ -45,6 +45,9 @@ class MoeService final : public MoeServiceBase {
   // All must outlive the service; every model must be planned. `runner` works on `engine` and `queue`.
   MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers);
 
+  // Who may call; must outlive the service. Before the first call, or never: then everybody may.
+  void SetGate(ClientGate* gate) { gate_ = gate; }
+
   void SetPhase(Phase phase) { phase_.store(phase); }
 
   // Waits until every call was answered; false when `limit` passed first.
@@ -59,8 +62,8 @@ class MoeService final : public MoeServiceBase {
   // Whether a client may open a session now: UNAVAILABLE before layers are ready and in a drain.
   absl::Status AdmitSession() const { return Admit(Kind::kComputes); }
 
-  // Answers `call`, at once when it is refused.
-  void StartRingForward(std::shared_ptr<RingCall> call);
+  // Answers `call` of the bearer of `token` ("": none), at once when it is refused.
+  void StartRingForward(std::shared_ptr<RingCall> call, const std::string& token);
 
   grpc::ServerUnaryReactor* Hello(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                   grpc::ByteBuffer* response) override;
@@ -78,9 +81,9 @@ class MoeService final : public MoeServiceBase {
   struct RingForward;
   struct SelfCheckJob;
 
-  // What every handler goes through: makes the call, refuses it when its deadline passed or (kComputes) the service is
-  // not open or the bytes in flight are too many, parses the request, and lets `body(call, request)` answer or queue it. An
-  // error of `body` becomes the answer, and so does a lack of memory.
+  // What every handler goes through: makes the call, refuses it when its caller may not call the data plane, its deadline passed,
+  // the bytes in flight are too many (in all, or of its client) or (kComputes) the service is not open, parses the request, and
+  // lets `body(call, request)` answer or queue it. An error of `body` becomes the answer, and so does a lack of memory.
   enum class Kind { kReports, kComputes };
   template <typename Request, typename Body>
   grpc::ServerUnaryReactor* Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
@@ -93,7 +96,7 @@ class MoeService final : public MoeServiceBase {
   absl::Status UseSession(UnaryForward* caller, ForwardWork* work);
   absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,
                                               std::shared_ptr<Region>* held) const;
-  absl::Status SubmitRingForward(const std::shared_ptr<RingForward>& caller);
+  absl::Status SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token);
   int64_t RoutedSlots(const CheckedForward& checked) const;
   absl::Status AnswerHello(const moe::v1::HelloRequest& request, moe::v1::HelloResponse* response) const;
   absl::Status StartSelfCheck(Call* call, const moe::v1::SelfCheckRequest& request, grpc::ByteBuffer* response);
@@ -107,6 +110,7 @@ class MoeService final : public MoeServiceBase {
   const ModelTable models_;
   const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
+  ClientGate* gate_ = nullptr;
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;
   ByteBudget budget_{kMaxBytesInFlight};
@@ -116,9 +120,11 @@ template <typename Request, typename Body>
 grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* bytes, const Body& body) {
   Call* call = new Call(method, context, &open_);
-  absl::Status status = Admit(kind);
+  absl::Status status = call->Enter(gate_, Plane::kData);
   try {
+    if (status.ok()) status = Admit(kind);
     if (status.ok()) status = call->CheckDeadline();
+    if (status.ok()) status = call->TakeBytes(bytes->Length());
     if (status.ok()) status = call->Reserve(&budget_, bytes->Length());
     auto request = std::make_unique<Request>();
     if (status.ok() && kind == Kind::kComputes && uses_gpu_) {

@@ -85,6 +85,7 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
   absl::StatusOr<CheckedForward> checked = CheckForward(message, models_, caller->request->hidden_bytes());
   if (!checked.ok()) return checked.status();
   call->SetRequestId(message.request_id());
+  if (absl::Status status = call->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();
   if (absl::Status status = PlaceHidden(caller.get(), &*checked); !status.ok()) return status;

@@ -42,13 +42,17 @@ struct MoeService::RingForward final : public ForwardCaller {
   TimePoint deadline() const override { return deadline_at; }
   bool Gone() const override { return call->Gone(); }
   void Answer(ForwardAnswer answer) override;
-  void Fail(const absl::Status& why) override { call->Answer(FailedCompletion(why)); }
+  void Fail(const absl::Status& why) override {
+    share = ClientShare();  // before the answer: whoever has it may call again at once
+    call->Answer(FailedCompletion(why));
+  }
 
   const std::shared_ptr<RingCall> call;
   const TimePoint deadline_at;
   OpenCalls* const open;
   ByteBudget* budget = nullptr;  // null: nothing was taken
   size_t reserved = 0;
+  ClientShare share;
   v1::ForwardRequest request;
 };
 
@@ -64,22 +68,27 @@ void MoeService::RingForward::Answer(ForwardAnswer answer) {
   timing.set_queue_us(answer.queue_us);
   timing.set_compute_us(answer.info.compute_us);
   timing.set_send_us(Microseconds(steady_clock::now() - answer.computed));
+  share = ClientShare();
   call->Answer(ToCompletion(answer.info, timing));
 }
 
-void MoeService::StartRingForward(std::shared_ptr<RingCall> call) {
+void MoeService::StartRingForward(std::shared_ptr<RingCall> call, const std::string& token) {
   if (uses_gpu_) queue_->Expect();
   absl::Status status;
   try {
     const auto caller = std::make_shared<RingForward>(call, &open_);
-    status = SubmitRingForward(caller);
+    status = SubmitRingForward(caller, token);
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("no memory for this request");
   }
   if (!status.ok()) call->Answer(FailedCompletion(status));
 }
 
-absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& caller) {
+absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token) {
+  if (gate_ != nullptr) {  // for each call, since tokens may be taken out of their file
+    if (absl::Status status = gate_->AdmitToken(Plane::kData, token); !status.ok()) return status;
+    caller->share = gate_->ShareOfToken(Plane::kData, token);
+  }
   if (absl::Status status = Admit(Kind::kComputes); !status.ok()) return status;
   const ring::Submission& submission = caller->call->submission();
   const Region& region = *caller->call->region();
@@ -87,10 +96,12 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   const v1::ForwardRequest& request = caller->request;
   const size_t copied = request.top_k().ids().data().size() + request.top_k().weights().data().size() +
                         request.router_logits().data().size();
+  if (absl::Status status = caller->share.TakeBytes(static_cast<int64_t>(copied)); !status.ok()) return status;
   if (absl::Status status = budget_.Take(copied); !status.ok()) return status;
   caller->budget = &budget_, caller->reserved = copied;
   absl::StatusOr<CheckedForward> checked = CheckForward(request, models_);
   if (!checked.ok()) return checked.status();
+  if (absl::Status status = caller->share.TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   ForwardWork work;
   work.want_routing = request.return_routing();
   if (work.want_routing) {

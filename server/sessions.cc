@@ -60,6 +60,10 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
 
 bool FillRandom(ring::SessionKey* key) { return getrandom(key->data(), key->size(), 0) == static_cast<ssize_t>(key->size()); }
 
+std::string TokenOf(const ring::OpenRequest& request) {
+  return std::string(request.token, strnlen(request.token, sizeof(request.token)));
+}
+
 void SetText(const absl::string_view text, char* out, size_t size) {
   const size_t length = std::min(text.size(), size - 1);
   std::memcpy(out, text.data(), length);
@@ -228,8 +232,7 @@ absl::Status Sessions::CheckRequest(const ring::OpenRequest& request, int fd) co
                                                       request.version));
   }
   if (options_.admit) {
-    const std::string token(request.token, strnlen(request.token, sizeof(request.token)));
-    if (absl::Status status = options_.admit(token); !status.ok()) return status;
+    if (absl::Status status = options_.admit(TokenOf(request)); !status.ok()) return status;
   }
   if (fd < 0) return absl::InvalidArgumentError("session: wanted the descriptor of a region, got none");
   if (request.region_bytes == 0 || request.region_bytes % kPage != 0) {
@@ -279,13 +282,14 @@ absl::StatusOr<ring::SessionKey> Sessions::Open(const ring::OpenRequest& request
 
 absl::Status Sessions::StartRing(const ring::OpenRequest& request, int connection, Session* session) {
   if (!options_.serve_ring) return absl::UnimplementedError("ring: this server serves none");
-  session->ring = options_.serve_ring(session->region, request.ring_offset, request.ring_slots, [this, connection](const absl::Status& why) {
+  const auto abandon = [this, connection](const absl::Status& why) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       abandoned_.emplace_back(connection, why);
     }
     Wake();
-  });
+  };
+  session->ring = options_.serve_ring(session->region, request.ring_offset, request.ring_slots, TokenOf(request), abandon);
   return absl::OkStatus();
 }
 

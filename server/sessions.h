@@ -40,10 +40,10 @@ struct SessionOptions {
   std::function<absl::Status(const std::string& token)> admit;
   // Pins a region for the device that reads it; may return null. Empty: nothing is pinned.
   std::function<Region::Pin(std::span<std::byte> memory)> pin;
-  // Serves the ring at `offset` of `region`, which lies within it. `abandon`, which may be called from any thread, ends the session:
-  // its client broke the contract.
+  // Serves the ring at `offset` of `region`, which lies within it, for the bearer of `token`. `abandon`, which may be called from any
+  // thread, ends the session: its client broke the contract.
   std::function<std::unique_ptr<SessionRing>(std::shared_ptr<Region> region, uint64_t offset, uint32_t slots,
-                                             std::function<void(const absl::Status& why)> abandon)>
+                                             const std::string& token, std::function<void(const absl::Status& why)> abandon)>
       serve_ring;
 };
 

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <cstdio>
 #include <future>
 #include <string>
 #include <thread>
@@ -10,29 +11,11 @@
 
 #include "client/moed_client.h"
 #include "tests/client/running_server.h"
-#include "tests/support/checkpoint_builder.h"
+#include "tests/client/slow_model.h"
 #include "tests/support/temp_dir.h"
 
 namespace moed::testing {
 namespace {
-
-// A model whose rows take the reference about a millisecond each, so that a small message is long work.
-constexpr int64_t kHidden = 1024;
-
-void WriteSlowModel(const std::string& directory) {
-  const ModelSpec spec{.family = ModelFamily::kMixtral, .hidden = kHidden, .intermediate = 1024, .num_experts = 2};
-  CheckpointBuilder builder;
-  AddModel(spec, &builder);
-  REQUIRE(builder.Write(directory).ok());
-}
-
-// One call of `rows` rows of zeros.
-absl::Status ForwardZeros(client::MoeClient& client, int64_t rows, std::chrono::milliseconds timeout) {
-  const std::vector<uint8_t> hidden(static_cast<size_t>(rows * kHidden) * 2, 0);
-  client::ForwardCall call;
-  call.hidden = {client::DType::kBf16, rows, kHidden, hidden};
-  return client.Forward(call, {.timeout = timeout}).status();
-}
 
 // `count` long calls against a server of the slow model, which computes one after the other. On return the server is busy with
 // them: a call of one row no longer gets its turn.
@@ -52,9 +35,11 @@ std::vector<std::future<absl::Status>> StartLongCalls(const RunningServer& serve
 }
 
 // A server of the slow model in `folder`.
-RunningServer Serve(const TempDir& folder) {
+RunningServer Serve(const TempDir& folder, const std::vector<std::string>& more = {}) {
   WriteSlowModel(folder.path());
-  return RunningServer({folder.path()}, {"--policy", "require:reference", "--threads", "1"});
+  std::vector<std::string> options = SlowModelOptions();
+  options.insert(options.end(), more.begin(), more.end());
+  return RunningServer({folder.path()}, options);
 }
 
 }  // namespace
@@ -97,6 +82,53 @@ TEST_CASE("Another signal after the first one ends the process at once with 1") 
   server.process().Signal(SIGTERM);
   CHECK(server.process().Wait(std::chrono::seconds(60)) == 1);
   for (auto& call : calls) call.wait();
+}
+
+TEST_CASE("B65: A drain that takes longer than the grace time cancels what is left and exits with 0") {
+  const TempDir folder;
+  RunningServer server = Serve(folder, {"--grace", "2"});
+  const auto begin = std::chrono::steady_clock::now();
+  auto calls = StartLongCalls(server, 40);  // more than twenty seconds of work
+  const auto signalled = std::chrono::steady_clock::now();
+  server.process().Signal(SIGTERM);
+  CHECK(server.process().Wait(std::chrono::minutes(2)) == 0);
+  const auto ended = std::chrono::steady_clock::now();
+  int cut = 0;
+  for (auto& call : calls) {
+    const absl::Status status = call.get();
+    CHECK((status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status)));
+    cut += !status.ok();
+  }
+  CHECK(cut > 0);
+  CHECK(ended - signalled >= std::chrono::milliseconds(1900));
+  CHECK(ended - signalled < std::chrono::seconds(10));  // less than the work that was left
+  std::printf("grace 2 s: ended after %.2f s, %d of %zu calls cut; they began %.2f s before the signal\n",
+              std::chrono::duration<double>(ended - signalled).count(), cut, calls.size(),
+              std::chrono::duration<double>(signalled - begin).count());
+  CHECK_THAT(server.process().Stdout(), Catch::Matchers::Contains("--grace: 2 s were not enough"));
+}
+
+TEST_CASE("B65: A drain is over as soon as its calls are, however long the grace time, with an idle connection held open") {
+  const TempDir folder;
+  RunningServer server = Serve(folder, {"--grace", "3600"});
+  const auto idle = client::MoeClient::Connect(server.tcp(), {.own_connection = true});
+  REQUIRE(idle.ok());
+  REQUIRE((*idle)->CheckHealth().ok());
+  auto calls = StartLongCalls(server, 2);
+  server.process().Signal(SIGTERM);
+  CHECK(WaitFor([&] {
+    const auto health = (*idle)->CheckHealth();
+    return health.ok() && *health == client::Health::kNotServing;
+  }));
+  CHECK(absl::IsUnavailable(ForwardZeros(**idle, 1, std::chrono::minutes(1))));
+  int finished = 0;
+  for (auto& call : calls) {  // one that was not yet with the server is turned away
+    const absl::Status status = call.get();
+    finished += status.ok();
+    CHECK((status.ok() || absl::IsUnavailable(status)));
+  }
+  CHECK(finished > 0);
+  CHECK(server.process().Wait(std::chrono::minutes(2)) == 0);
 }
 
 }  // namespace moed::testing

@@ -76,7 +76,7 @@ void RunningServer::WaitUntilReady() {
   REQUIRE(ready["pid"] == process_->pid());
   for (const auto& address : ready["addresses"]) {
     const std::string text = address.get<std::string>();
-    if (text.rfind("unix:", 0) != 0) tcp_ = text;
+    if (text.rfind("unix:", 0) != 0 && tcp_.empty()) tcp_ = text;
   }
   REQUIRE(tcp_.rfind("127.0.0.1:", 0) == 0);
   REQUIRE(tcp_ != "127.0.0.1:0");

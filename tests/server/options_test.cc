@@ -70,6 +70,12 @@ TEST_CASE("Defaults are those of the help text") {
   CHECK(options.log_level == "info");
   CHECK_FALSE(options.deterministic);
   CHECK_FALSE(options.no_reflection);
+  CHECK_FALSE(options.channelz);
+  CHECK_FALSE(options.allow_insecure);
+  CHECK(options.unix_mode == 0600);
+  CHECK(options.client_rows == 0);
+  CHECK(options.client_bytes == 0);
+  CHECK(options.grace == 20);
 }
 
 TEST_CASE("Every flag reaches its field") {
@@ -95,6 +101,28 @@ TEST_CASE("Every flag reaches its field") {
   CHECK(options.log_level == "debug");
   CHECK(options.gpu == "none");
   CHECK(options.lanes == 5);
+}
+
+TEST_CASE("Flags and keys about who may call reach their fields") {
+  const ServeOptions flags =
+      ServeOf({"--model", "/m", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--token-file", "t",
+               "--admin-token-file", "a", "--allow-insecure", "--unix-mode", "0660", "--client-rows", "5", "--client-bytes",
+               "6000000000", "--grace", "3", "--channelz"});
+  CHECK(flags.tls_cert == "c.pem");
+  CHECK(flags.tls_key == "k.pem");
+  CHECK(flags.tls_client_ca == "ca.pem");
+  CHECK(flags.token_file == "t");
+  CHECK(flags.admin_token_file == "a");
+  CHECK(flags.allow_insecure);
+  CHECK(flags.unix_mode == 0660);
+  CHECK(flags.client_rows == 5);
+  CHECK(flags.client_bytes == 6000000000);
+  CHECK(flags.grace == 3);
+  CHECK(flags.channelz);
+  const ConfigFile file(R"({"model": "/m", "tls-cert": "c.pem", "tls-key": "k.pem", "tls-client-ca": "ca.pem", "token-file": "t",
+                            "admin-token-file": "a", "allow-insecure": true, "unix-mode": "660", "client-rows": 5,
+                            "client-bytes": 6000000000, "grace": 3, "channelz": true})");
+  CHECK(ServeOf({"--config", file.path()}) == flags);
 }
 
 TEST_CASE("A configuration file takes the same options") {
@@ -155,6 +183,13 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   CHECK_THAT(error("--memory-limit", "1.5"), Contains("got '1.5'"));
   CHECK_THAT(error("--gpu", "all"), Contains("--gpu: wanted one of auto, none, got 'all'"));
   for (const char* lanes : {"0", "9"}) CHECK_THAT(error("--lanes", lanes), Contains("--lanes: wanted a whole number from 1 to 8"));
+  for (const char* mode : {"", "600x", "0800", "-600", "01777", "0400", "0066", "rw"}) {
+    CHECK_THAT(error("--unix-mode", mode), Contains("--unix-mode: wanted an octal mode from 0600 to 0777"));
+  }
+  for (const char* grace : {"-1", "1.5", "86401"}) CHECK_THAT(error("--grace", grace), Contains("from 0 to 86400"));
+  CHECK_THAT(error("--client-rows", "-1"), Contains("--client-rows: wanted a whole number from 0"));
+  CHECK_THAT(error("--client-bytes", "1G"), Contains("--client-bytes: wanted a whole number"));
+  CHECK_THAT(error("--token-file", ""), Contains("--token-file: wanted a file name"));
   CHECK_THAT(error("--queue", "0"), Contains("--queue: wanted a whole number from 1"));
   CHECK_THAT(error("--log-level", "loud"), Contains("trace, debug, info, warn, error, off, got 'loud'"));
   CHECK_THAT(error("--activations", "fp8"), Contains("file, none, int8, got 'fp8'"));

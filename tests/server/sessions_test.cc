@@ -41,7 +41,7 @@ struct Server {
   explicit Server(const std::function<void(SessionOptions*)>& change = [](SessionOptions*) {}) {
     SessionOptions options;
     options.path = folder.path() + "/session";
-    options.serve_ring = [this](std::shared_ptr<Region> region, uint64_t offset, uint32_t slots,
+    options.serve_ring = [this](std::shared_ptr<Region> region, uint64_t offset, uint32_t slots, const std::string&,
                                 std::function<void(const absl::Status&)> abandon) {
       RingServer::Options ring;
       ring.handle = [this](std::shared_ptr<RingCall> call) {

@@ -1,0 +1,128 @@
+// How a real moed listens: permissions of its sockets, sockets of others, and connections kept alive by pings.
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/moed_client.h"
+#include "tests/client/golden_models.h"
+#include "tests/client/running_server.h"
+
+namespace moed::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+using client::MoeClient;
+
+std::string Model() { return CheckedInModel("gptq-int4-g32-sym").path; }
+
+// A folder whose name is short enough for a UNIX socket in it.
+struct SocketFolder {
+  std::string path = "/tmp/moed-XXXXXX";
+  SocketFolder() { REQUIRE(mkdtemp(path.data()) != nullptr); }
+  ~SocketFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  std::string socket() const { return path + "/moed.sock"; }
+  std::string address() const { return "unix:" + socket(); }
+  std::string ready() const { return path + "/ready.json"; }
+};
+
+std::unique_ptr<Process> Serve(const SocketFolder& folder, const std::vector<std::string>& more = {}) {
+  std::filesystem::remove(folder.ready());
+  // The widest umask there is, so that nothing but moed narrows what it makes.
+  std::vector<std::string> arguments = {"/bin/sh", "-c", "umask 0; exec \"$@\"", "sh", kMoed, "serve", "--model", Model(),
+                                        "--listen", folder.address(), "--ready-file", folder.ready()};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  auto process = Process::Start(arguments);
+  REQUIRE(process != nullptr);
+  return process;
+}
+
+// The permissions that a socket has shown, looked at without a pause until `folder`'s server is ready.
+std::set<mode_t> ModesUntilReady(const SocketFolder& folder) {
+  std::set<mode_t> seen;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (bool ready = false; !ready && std::chrono::steady_clock::now() < end;) {
+    ready = Exists(folder.ready());
+    struct stat info{};
+    if (lstat(folder.socket().c_str(), &info) == 0) seen.insert(info.st_mode & 07777);
+  }
+  return seen;
+}
+
+absl::Status StatusOf(const std::string& address) {
+  const auto client = MoeClient::Connect(address, {.own_connection = true});
+  return client.ok() ? (*client)->Status().status() : client.status();
+}
+
+}  // namespace
+
+TEST_CASE("A socket has the mode that was asked for from its first moment on, by default for the owner alone") {
+  {
+    const SocketFolder folder;
+    const auto server = Serve(folder);
+    CHECK(ModesUntilReady(folder) == std::set<mode_t>{0600});
+    CHECK(StatusOf(folder.address()).ok());
+  }
+  const SocketFolder folder;
+  const auto server = Serve(folder, {"--unix-mode", "0660"});
+  CHECK(ModesUntilReady(folder) == std::set<mode_t>{0660});
+}
+
+TEST_CASE("The socket of a killed server is taken over, that of a living or stopped one is not") {
+  const SocketFolder folder;
+  auto first = Serve(folder);
+  REQUIRE(WaitFor([&] { return Exists(folder.ready()); }));
+  for (const bool stopped : {false, true}) {
+    if (stopped) first->Signal(SIGSTOP);
+    const Finished second = RunToEnd({kMoed, "serve", "--model", Model(), "--listen", folder.address()});
+    CHECK(second.exit_code == 2);
+    CHECK_THAT(second.FirstError(), Contains(folder.address()) && Contains("another server answers"));
+  }
+  first->Signal(SIGCONT);
+  CHECK(StatusOf(folder.address()).ok());
+  first->Signal(SIGKILL);
+  REQUIRE(first->Wait(std::chrono::minutes(1)).has_value());
+  REQUIRE(Exists(folder.socket()));
+  const auto third = Serve(folder);
+  REQUIRE(WaitFor([&] { return Exists(folder.ready()); }));
+  CHECK(StatusOf(folder.address()).ok());
+  third->Signal(SIGTERM);
+  CHECK(third->Wait(std::chrono::minutes(1)) == 0);
+  CHECK_FALSE(Exists(folder.socket()));
+}
+
+TEST_CASE("B61: A client that pings every six seconds without calls keeps its connection, one that pings each second loses it") {
+  const RunningServer server({Model()});
+  const auto connect = [&server](int seconds) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, seconds * 1000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto channel = grpc::CreateCustomChannel(server.tcp(), grpc::InsecureChannelCredentials(), arguments);
+    REQUIRE(channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::minutes(1)));
+    return channel;
+  };
+  // The server counts pings that come too soon and ends the connection at the third.
+  const auto loses = [](const std::shared_ptr<grpc::Channel>& channel) {
+    return channel->WaitForStateChange(GRPC_CHANNEL_READY, std::chrono::system_clock::now() + std::chrono::seconds(26));
+  };
+  auto polite = std::async(std::launch::async, [&] { return loses(connect(6)); });
+  auto eager = std::async(std::launch::async, [&] { return loses(connect(1)); });
+  CHECK_FALSE(polite.get());
+  CHECK(eager.get());  // the protection is on
+  CHECK(StatusOf(server.tcp()).ok());
+}
+
+}  // namespace moed::testing
