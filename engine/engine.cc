@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/forward.h"
 #include "engine/lanes.h"
+#include "engine/merged_call.h"
 #include "engine/model.h"
 #include "engine/self_check.h"
 #include "engine/shared_cache.h"
@@ -46,6 +47,13 @@ absl::Status NotOnDevice(const LoadedLayer& layer) {
   const std::string shared = layer.shared == nullptr ? "" : absl::StrCat(" and ", layer.shared_choice.backend->Name());
   return absl::InvalidArgumentError(absl::StrCat("device memory: wanted a layer that is wholly on an accelerator, got layer ",
                                                  layer.plan.layer, " on ", layer.choice.backend->Name(), shared));
+}
+
+absl::Status ValidateOn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, const MutableTensorView& out) {
+  absl::Status valid = ValidateCall(model.config(), call, out);
+  if (!valid.ok()) return valid;
+  const bool on_host = call.hidden.place == Place::kHost && out.place == Place::kHost;
+  return layer.device != nullptr || on_host ? absl::OkStatus() : NotOnDevice(layer);
 }
 
 // Whether all threads can run at the same time.
@@ -196,7 +204,11 @@ absl::StatusOr<CallMemory> Engine::AllocateForCall(const std::string& model_name
   const absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
   if (!model.ok()) return CallMemory::FromHeap(bytes);
   const absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
-  if (!layer.ok() || (*layer)->device == nullptr || !KnownFailure().ok()) return CallMemory::FromHeap(bytes);
+  return layer.ok() ? AllocateFor(**layer, bytes) : CallMemory::FromHeap(bytes);
+}
+
+absl::StatusOr<CallMemory> Engine::AllocateFor(const LoadedLayer& layer, size_t bytes) const {
+  if (layer.device == nullptr || !KnownFailure().ok()) return CallMemory::FromHeap(bytes);
   std::shared_ptr<PinnedCache> memory;
   {
     std::lock_guard<std::mutex> lock(device_mutex_);
@@ -243,15 +255,68 @@ absl::Status Engine::Forward(const std::string& model_name, const ForwardCall& c
   if (!model.ok()) return model.status();
   absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(call.layer);
   if (!layer.ok()) return layer.status();
-  absl::Status valid = ValidateCall((*model)->config(), call, out);
-  if (!valid.ok()) return valid;
-  if ((*layer)->device == nullptr && (call.hidden.place != Place::kHost || out.place != Place::kHost)) return NotOnDevice(**layer);
-  info->backend = (*layer)->choice.backend->Name();
-  info->scheme = Describe((*layer)->routed->ExecutedScheme());
-  info->generation = (*model)->generation();
-  if ((*layer)->lanes == nullptr) return ForwardInTurn(**model, **layer, call, out, info);
+  absl::Status valid = ValidateOn(**model, **layer, call, out);
+  return valid.ok() ? ForwardReady(**model, **layer, call, out, info) : valid;
+}
+
+bool Engine::RowsStandAlone(const std::string& model_name, int number) const {
+  const absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  if (!model.ok()) return false;
+  const absl::StatusOr<const LoadedLayer*> layer = (*model)->Ready(number);
+  return layer.ok() && moed::RowsStandAlone(**layer);
+}
+
+void Engine::Forward(const std::string& model_name, std::span<ForwardPart> parts) {
+  if (parts.empty()) return;
+  const absl::StatusOr<std::shared_ptr<Model>> model = Get(model_name);
+  absl::StatusOr<const LoadedLayer*> layer = model.ok() ? (*model)->Ready(parts.front().call.layer) : model.status();
+  std::vector<ForwardPart*> together;
+  for (ForwardPart& part : parts) {
+    part.status = layer.ok() ? ValidateOn(**model, **layer, part.call, part.out) : layer.status();
+    if (!part.status.ok()) continue;
+    if (part.call.layer != parts.front().call.layer) {
+      part.status = absl::InternalError(absl::StrCat("calls that run together: wanted all of layer ", parts.front().call.layer,
+                                                     ", got one of layer ", part.call.layer));
+    } else if (moed::RowsStandAlone(**layer) && part.out.place == Place::kHost &&
+               (together.empty() || MayShareRun(together.front()->call, part.call))) {
+      together.push_back(&part);
+    } else {
+      part.status = ForwardReady(**model, **layer, part.call, part.out, &part.info);
+    }
+  }
+  if (together.size() > 1 && ForwardMerged(**model, **layer, together)) return;
+  for (ForwardPart* part : together) part->status = ForwardReady(**model, **layer, part->call, part->out, &part->info);
+}
+
+bool Engine::ForwardMerged(const Model& model, const LoadedLayer& layer, std::span<ForwardPart* const> parts) {
+  MergedCall merged(model.config(), layer, parts);
+  if (merged.empty()) return true;
+  const int64_t hidden = model.config().hidden;
+  const size_t row_bytes = static_cast<size_t>(hidden) * DTypeBytes(parts.front()->call.hidden.dtype);
+  MutableTensorView out = {nullptr, merged.output_dtype(), merged.rows(), hidden};
+  absl::StatusOr<CallMemory> x = AllocateFor(layer, static_cast<size_t>(merged.rows()) * row_bytes);
+  absl::StatusOr<CallMemory> y = x.ok() ? AllocateFor(layer, out.bytes()) : x.status();
+  if (!y.ok()) return merged.Fail(y.status()), true;
+  out.data = y->data();
+  const ForwardCall call = merged.Gather(x->data(), *pool_);
+  ForwardInfo info;
+  info.want_routing = merged.WantsRouting();
+  const absl::Status status = ForwardReady(model, layer, call, out, &info);
+  if (absl::IsInvalidArgument(status)) return false;
+  status.ok() ? merged.Scatter(out, info, *pool_) : merged.Fail(status);
+  return true;
+}
+
+// A validated call of a ready layer.
+absl::Status Engine::ForwardReady(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                                  ForwardInfo* info) {
+  info->backend = layer.choice.backend->Name();
+  info->scheme = Describe(layer.routed->ExecutedScheme());
+  info->generation = model.generation();
+  info->batch_rows = call.hidden.rows;
+  if (layer.lanes == nullptr) return ForwardInTurn(model, layer, call, out, info);
   const absl::Status failure = KnownFailure();
-  return failure.ok() ? OfDevice(ForwardInTurn(**model, **layer, call, out, info)) : failure;
+  return failure.ok() ? OfDevice(ForwardInTurn(model, layer, call, out, info)) : failure;
 }
 
 absl::Status Engine::ForwardInTurn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,

@@ -76,12 +76,27 @@ struct ForwardInfo {
   std::string scheme;
   uint64_t generation = 0;
   int64_t compute_us = 0;
+  int64_t batch_rows = 0;  // of all calls that were computed together
   // The routing that was used [M, k]; filled only when the caller asks by `want_routing`.
   bool want_routing = false;
   int top_k = 0;
   std::vector<int32_t> ids;
   std::vector<float> weights;
 };
+
+// A call among several of one layer that are computed together.
+struct ForwardPart {
+  ForwardCall call;
+  MutableTensorView out;
+  ForwardInfo info;
+  absl::Status status;  // how it ended; written by Engine::Forward
+};
+
+// Whether calls of one layer can be computed together: on the host, hidden states of one dtype, routed in the same way.
+bool MayShareRun(const ForwardCall& a, const ForwardCall& b);
+
+// Rows [first, first + rows) of `call`, all of which must be there already.
+ForwardCall RowsOf(const ForwardCall& call, int64_t first, int64_t rows);
 
 // A layer's state as a watcher may rely on it.
 enum class LayerState : uint8_t {
@@ -182,6 +197,15 @@ class Engine {
   // wholly on an accelerator.
   absl::Status Forward(const std::string& model, const ForwardCall& call, MutableTensorView out, ForwardInfo* info);
 
+  // The same for several calls, all of layer parts[0].call.layer, whose rows are computed as those of one call where MayShareRun
+  // and RowsStandAlone allow it, else one after the other. Each part ends as it would alone: what is wrong with one is its own, a
+  // failure of the device is everybody's.
+  void Forward(const std::string& model, std::span<ForwardPart> parts);
+
+  // Whether a row's result does not depend on the other rows of its call, so that calls of the layer may be computed together or in
+  // pieces. False where activation scales span the request, and for layers that are not there.
+  bool RowsStandAlone(const std::string& model, int layer) const;
+
   // Runs `tokens` random rows through layer `layer` (-1: every layer) and compares with the reference, on the loaded
   // weights of the active backend and on the weights of the file for the reference.
   absl::StatusOr<std::vector<SelfCheckRow>> SelfCheck(const std::string& model, int layer, int64_t tokens, uint64_t seed);
@@ -233,6 +257,11 @@ class Engine {
   absl::Status OfDevice(const absl::Status& status) { return absl::IsUnavailable(status) ? DeviceFailed(status) : status; }
   absl::Status ForwardInTurn(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
                              ForwardInfo* info);
+  absl::Status ForwardReady(const Model& model, const LoadedLayer& layer, const ForwardCall& call, MutableTensorView out,
+                            ForwardInfo* info);
+  // False: nothing was computed, since one of the parts' logits cannot be routed; each must run alone.
+  bool ForwardMerged(const Model& model, const LoadedLayer& layer, std::span<ForwardPart* const> parts);
+  absl::StatusOr<CallMemory> AllocateFor(const LoadedLayer& layer, size_t bytes) const;
   absl::StatusOr<SelfCheckRow> CheckInTurn(const LoadedLayer& layer, const Backend& reference, int64_t tokens, uint64_t seed);
 
   const EngineOptions options_;

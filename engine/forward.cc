@@ -98,7 +98,7 @@ int64_t RowsAtOnce(const LoadedLayer& layer, bool with_shared, int top_k) {
 absl::StatusOr<int64_t> StepOf(const LoadedLayer& layer, bool with_shared, int64_t rows, int top_k) {
   const int64_t step = RowsAtOnce(layer, with_shared, top_k);
   if (rows <= step) return std::max<int64_t>(rows, 1);
-  if (!SpansRows(layer.plan.routed.scheme) && !(with_shared && SpansRows(layer.plan.shared.scheme))) return step;
+  if (RowsStandAlone(layer, with_shared)) return step;
   return absl::InvalidArgumentError(absl::StrCat(
       "hidden: ", rows, " rows, want at most ", step,
       ": the layer's activation scales span the request, so it cannot be computed in chunks (see --max-tokens)"));
@@ -177,6 +177,11 @@ absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, co
                                                    " (E = ", config.num_experts, ")"));
   }
   return absl::OkStatus();
+}
+
+bool RowsStandAlone(const LoadedLayer& layer, bool with_shared) {
+  const bool shared = with_shared && layer.shared != nullptr;
+  return !SpansRows(layer.plan.routed.scheme) && !(shared && SpansRows(layer.plan.shared.scheme));
 }
 
 void WaitForRows(const ForwardCall& call, int64_t rows) {

@@ -29,6 +29,9 @@ absl::Status RunPrepared(const PreparedMoe& moe, const MoeBatch& batch, MutableT
 // Checks the shapes of a call against the layer: INVALID_ARGUMENT with the numbers.
 absl::Status ValidateCall(const ModelConfig& config, const ForwardCall& call, const MutableTensorView& out);
 
+// Whether no activation scale of the layer spans the rows of a call.
+bool RowsStandAlone(const LoadedLayer& layer, bool with_shared = true);
+
 // Waits until the first `rows` rows of the call's hidden states are there.
 void WaitForRows(const ForwardCall& call, int64_t rows);
 
