@@ -92,7 +92,8 @@ Json ToJson(const BenchRow& row) {
            {{"receive", static_cast<double>(result.sum.receive_us) / calls},
             {"queue", static_cast<double>(result.sum.queue_us) / calls},
             {"compute", static_cast<double>(result.sum.compute_us) / calls},
-            {"send", static_cast<double>(result.sum.send_us) / calls}}}};
+            {"send", static_cast<double>(result.sum.send_us) / calls}}},
+          {"batch_rows_mean", static_cast<double>(result.sum.batch_rows) / calls}};
 }
 
 void Print(const std::vector<BenchRow>& rows) {

@@ -160,6 +160,7 @@ Json ToJson(const ForwardResult& result, const Verdicts& verdicts) {
                  {"queue", result.timing.queue_us},
                  {"compute", result.timing.compute_us},
                  {"send", result.timing.send_us}}},
+               {"batch_rows", result.timing.batch_rows},
                {"max_rel", nullptr}};
   if (verdicts.values.has_value()) {
     json["max_rel"] = verdicts.values->max_rel;

@@ -47,6 +47,21 @@ Json ToJson(const HostStatus& host) {
           {"gpu_free_bytes", host.gpu_free_bytes}};
 }
 
+Json ToJson(const QueueStatus& queue) {
+  return {{"waiting", queue.waiting},     {"waiting_rows", queue.waiting_rows}, {"accepted", queue.accepted},
+          {"refused", queue.refused},     {"expired", queue.expired},           {"cancelled", queue.cancelled},
+          {"finished", queue.finished},   {"runs", queue.runs},                 {"rows", queue.rows},
+          {"merged", queue.merged}};
+}
+
+void PrintQueue(const QueueStatus& queue) {
+  const std::string text =
+      absl::StrCat("queue: ", queue.waiting, " calls wait (", queue.waiting_rows, " rows); ", queue.accepted, " accepted, ",
+                   queue.finished, " finished (", queue.merged, " with others), ", queue.refused, " refused, ", queue.expired,
+                   " late, ", queue.cancelled, " cancelled; ", queue.rows, " rows in ", queue.runs, " runs");
+  std::printf("%s\n", text.c_str());
+}
+
 void PrintStatus(const ServerStatus& status) {
   std::printf("moed %s\n", status.version.c_str());
   if (status.host.threads > 0) {
@@ -56,6 +71,7 @@ void PrintStatus(const ServerStatus& status) {
   if (!status.host.gpu.empty()) {
     std::printf("GPU %s, %s free\n", status.host.gpu.c_str(), BytesText(static_cast<double>(status.host.gpu_free_bytes)).c_str());
   }
+  PrintQueue(status.queue);
   for (const ModelStatus& model : status.models) {
     std::printf("\nmodel %s  %s  generation %llu  H=%lld E=%d k=%d  %s\n", model.name.c_str(), LayerStateName(model.state),
                 static_cast<unsigned long long>(model.generation), static_cast<long long>(model.hidden), model.num_experts,
@@ -81,7 +97,8 @@ int RunStatus(const Globals& globals) {
   }
   Json models = Json::array();
   for (const ModelStatus& model : status->models) models.push_back(ToJson(model));
-  PrintJson({{"version", status->version}, {"host", ToJson(status->host)}, {"models", std::move(models)}});
+  PrintJson({{"version", status->version}, {"host", ToJson(status->host)}, {"queue", ToJson(status->queue)},
+             {"models", std::move(models)}});
   return kExitOk;
 }
 

@@ -116,6 +116,7 @@ class Worker {
     result_.sum.queue_us += timing.queue_us;
     result_.sum.compute_us += timing.compute_us;
     result_.sum.send_us += timing.send_us;
+    result_.sum.batch_rows += timing.batch_rows;
   }
 
   const LoadOptions& options_;
@@ -139,6 +140,7 @@ void Merge(const LoadResult& from, LoadResult* into) {
   into->sum.queue_us += from.sum.queue_us;
   into->sum.compute_us += from.sum.compute_us;
   into->sum.send_us += from.sum.send_us;
+  into->sum.batch_rows += from.sum.batch_rows;
 }
 
 }  // namespace

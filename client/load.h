@@ -38,7 +38,7 @@ struct LoadResult {
   LatencyHistogram latency;    // of OK calls, as the caller sees it
   LatencyHistogram server;     // the server's own part of it
   LatencyHistogram transport;  // the rest
-  Timing sum;                  // of the server's times over all OK calls
+  Timing sum;                  // of the server's times, and of batch_rows, over all OK calls
 };
 
 // Runs the load. An error of a worker's first request is returned and nothing is measured; later ones are counted.

@@ -136,6 +136,19 @@ HostStatus FromWire(const moe::v1::HostStatus& host) {
           .gpu_free_bytes = host.gpu_free_bytes()};
 }
 
+QueueStatus FromWire(const moe::v1::QueueStatus& queue) {
+  return {.waiting = queue.waiting(),
+          .waiting_rows = queue.waiting_rows(),
+          .accepted = queue.accepted(),
+          .refused = queue.refused(),
+          .expired = queue.expired(),
+          .cancelled = queue.cancelled(),
+          .finished = queue.finished(),
+          .runs = queue.runs(),
+          .rows = queue.rows(),
+          .merged = queue.merged()};
+}
+
 LayerExplanation FromWire(const moe::v1::LayerExplanation& layer) {
   LayerExplanation result{.layer = layer.layer(),
                           .scheme = layer.scheme(),
@@ -200,14 +213,16 @@ absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::F
   result.scheme = response.scheme();
   result.generation = response.generation();
   const moe::v1::Timing& timing = response.timing();
-  result.timing = {timing.receive_us(), timing.queue_us(), timing.compute_us(), timing.send_us()};
+  result.timing = {timing.receive_us(), timing.queue_us(), timing.compute_us(), timing.send_us(),
+                   timing.batch_rows()};
   if (!call.return_routing) return result;
   if (absl::Status routing = TakeRouting(response.routing(), &result); !routing.ok()) return routing;
   return result;
 }
 
 ServerStatus FromWire(const moe::v1::StatusResponse& response) {
-  ServerStatus result{.version = response.version(), .models = {}, .host = FromWire(response.host())};
+  ServerStatus result{.version = response.version(), .models = {}, .host = FromWire(response.host()),
+                      .queue = FromWire(response.queue())};
   for (const auto& model : response.models()) {
     ModelStatus& out = result.models.emplace_back();
     out.name = model.name();

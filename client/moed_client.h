@@ -122,6 +122,7 @@ struct Timing {
   int64_t queue_us = 0;    // waiting for the device
   int64_t compute_us = 0;  // routing and experts
   int64_t send_us = 0;     // building the answer
+  int64_t batch_rows = 0;  // of all calls that were computed together with this one, its own included; 0: the server does not tell
 
   int64_t total() const { return receive_us + queue_us + compute_us + send_us; }
 };
@@ -206,10 +207,25 @@ struct HostStatus {
   uint64_t gpu_free_bytes = 0;      // of its memory
 };
 
+// Work in front of the server's device; counts since its start.
+struct QueueStatus {
+  int32_t waiting = 0;       // calls now
+  int64_t waiting_rows = 0;  // of theirs
+  uint64_t accepted = 0;     // calls
+  uint64_t refused = 0;
+  uint64_t expired = 0;      // dropped before they ran: their deadline passed
+  uint64_t cancelled = 0;    // dropped before they ran: their client went away
+  uint64_t finished = 0;
+  uint64_t runs = 0;         // of the device, each of one or more calls
+  uint64_t rows = 0;         // of all runs
+  uint64_t merged = 0;       // calls that shared a run with others
+};
+
 struct ServerStatus {
   std::string version;
   std::vector<ModelStatus> models;
-  HostStatus host;  // zeros from a server that does not tell
+  HostStatus host;    // zeros from a server that does not tell
+  QueueStatus queue;  // likewise
 };
 
 struct Reason {

@@ -141,7 +141,8 @@ absl::StatusOr<ForwardResult> SharedCall::Take(const ring::Completion& completio
   result.backend = TextOf(completion.backend, sizeof(completion.backend));
   result.scheme = TextOf(completion.scheme, sizeof(completion.scheme));
   result.generation = completion.generation;
-  result.timing = {completion.receive_us, completion.queue_us, completion.compute_us, completion.send_us};
+  result.timing = {completion.receive_us, completion.queue_us, completion.compute_us, completion.send_us,
+                   completion.batch_rows};
   if (!call_.return_routing) return result;
   result.top_k = static_cast<int64_t>(completion.top_k);
   const size_t count = static_cast<size_t>(result.rows * result.top_k);

@@ -3,11 +3,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/retry_info.h"
 
 namespace moed {
 namespace {
@@ -24,6 +27,20 @@ WorkQueue::TimePoint SteadyDeadline(std::chrono::system_clock::time_point deadli
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<WorkQueue::Duration>(left);
 }
 
+// What Call::Queue puts into the queue.
+class StepsOfCall final : public QueuedWork {
+ public:
+  StepsOfCall(Call* call, Terms terms, std::function<bool()> run)
+      : QueuedWork(std::move(terms)), call_(call), run_(std::move(run)) {}
+  bool Gone() const override { return call_->Gone(); }
+  void Run(std::span<Part> parts) override { parts.front().done = run_(); }
+  void Drop(const absl::Status& why) override { call_->Done(why); }
+
+ private:
+  Call* const call_;
+  const std::function<bool()> run_;
+};
+
 }  // namespace
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -33,7 +50,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
     message.resize(kMaxMessage);
     absl::StrAppend(&message, "... (cut)");
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message);
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message, StatusDetails(status, message));
 }
 
 void OpenCalls::Add() {
@@ -96,13 +113,13 @@ absl::Status Call::CheckDeadline() const {
   return absl::DeadlineExceededError("the deadline passed before the call was handled");
 }
 
-absl::Status Call::Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQueue::Duration)> run) {
-  WorkQueue::Job job;
-  job.run = std::move(run);
-  job.drop = [this](const absl::Status& why) { Done(why); };
-  job.gone = [this] { return Gone(); };
-  job.deadline = deadline_;
-  return queue->Push(std::move(job));
+absl::Status Call::Queue(WorkQueue* queue, const std::string& group, int64_t steps, std::function<bool()> run) {
+  QueuedWork::Terms terms;
+  terms.group = group;
+  terms.rows = steps;
+  terms.step = 1;
+  terms.deadline = deadline_;
+  return PushOrTellWhen(queue, std::make_shared<StepsOfCall>(this, std::move(terms), std::move(run)));
 }
 
 void Call::Done(const absl::Status& status) {

@@ -22,7 +22,8 @@
 
 namespace moed {
 
-// gRPC's status for `status`. Long messages are cut, since they travel in trailers, which clients limit to 8 KiB.
+// gRPC's status for `status`, its payloads as details. Long messages are cut, since they travel in trailers, which clients limit to
+// 8 KiB.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // Counts the calls that are not yet answered, so that a drain knows when the last answer was handed over.
@@ -67,9 +68,10 @@ class Call final : public grpc::ServerUnaryReactor {
   // DEADLINE_EXCEEDED when the deadline passed already.
   absl::Status CheckDeadline() const;
 
-  // Puts `run` into the queue with this call's deadline and caller. `run` ends with Done and kDone, or returns kAgain; if
-  // the job is dropped the call is answered with the reason. An error means that nothing was queued.
-  absl::Status Queue(WorkQueue* queue, std::function<WorkQueue::Next(WorkQueue::Duration)> run);
+  // Puts `run` into the queue `steps` >= 1 times at most, as part of `group` (see queued_work.h), with this call's deadline and
+  // caller: each time after others had a turn. `run` returns false, or ends with Done and returns true, at the last step at latest.
+  // If it is dropped the call is answered with the reason. An error means that nothing was queued.
+  absl::Status Queue(WorkQueue* queue, const std::string& group, int64_t steps, std::function<bool()> run);
 
   std::chrono::steady_clock::time_point started() const { return started_; }
   WorkQueue::TimePoint deadline() const { return deadline_; }

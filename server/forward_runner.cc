@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "server/retry_info.h"
 
 namespace moed {
 namespace {
@@ -17,91 +19,188 @@ int64_t Microseconds(steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
 }
 
+void Append(const ForwardInfo& piece, ForwardInfo* all) {
+  all->compute_us += piece.compute_us;
+  all->batch_rows = std::max(all->batch_rows, piece.batch_rows);
+  all->ids.insert(all->ids.end(), piece.ids.begin(), piece.ids.end());
+  all->weights.insert(all->weights.end(), piece.weights.begin(), piece.weights.end());
+}
+
 }  // namespace
 
-struct ForwardRunner::Job {
-  ForwardWork work;
-  steady_clock::time_point queued;
+class ForwardRunner::Job final : public QueuedWork {
+ public:
+  Job(Engine* engine, ForwardWork work, Terms terms)
+      : QueuedWork(std::move(terms)), engine_(engine), work_(std::move(work)), queued_(steady_clock::now()) {}
+
+  bool Gone() const override { return work_.caller->Gone(); }
+  void Drop(const absl::Status& why) override { Fail(why); }
+  void Run(std::span<Part> parts) override;
+
+ private:
+  static Job& JobOf(const Part& part) { return static_cast<Job&>(*part.work); }
+
+  absl::Status Begin();
+  ForwardPart Piece(const Part& part) const;
+  void Take(ForwardPart piece, Part* part);
+  absl::Status Complete();
+  void Fail(const absl::Status& why);
+  void CloseMemory() { hidden_memory_.reset(), output_memory_.reset(); }
+  absl::Status PrepareMemory();
+  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const SharedPlace& place, size_t bytes,
+                                       std::shared_ptr<const SharedMemory>* held);
+
+  Engine* const engine_;
+  ForwardWork work_;
+  const steady_clock::time_point queued_;
 
   // While it runs.
-  MutableTensorView out;
-  std::shared_ptr<const SharedMemory> hidden_memory, output_memory;
+  MutableTensorView out_;
+  std::shared_ptr<const SharedMemory> hidden_memory_, output_memory_;
+  ForwardAnswer answer_;  // as far as pieces ran
 };
 
+QueuedWork::Terms ForwardRunner::TermsOf(const ForwardWork& work) const {
+  const ForwardCall& call = work.checked.call;
+  QueuedWork::Terms terms;
+  terms.group = absl::StrCat(work.checked.model, "/", call.layer);
+  terms.rows = call.hidden.rows;
+  terms.deadline = work.caller->deadline();
+  if (!engine_->RowsStandAlone(work.checked.model, call.layer)) return terms;
+  terms.step = step_;
+  if (work.checked.hidden_memory || work.checked.output_memory) return terms;
+  const RoutingByIds* by_ids = std::get_if<RoutingByIds>(&call.routing);
+  terms.kind = absl::StrCat(DTypeName(call.hidden.dtype), " ", call.routing.index(), " ", by_ids == nullptr ? 0 : by_ids->top_k,
+                            " ", call.routed_only ? 1 : 0);
+  return terms;
+}
+
 absl::Status ForwardRunner::Submit(ForwardWork work) {
-  auto job = std::make_shared<Job>();
-  job->work = std::move(work);
-  job->queued = steady_clock::now();
-  ForwardCaller* const caller = job->work.caller.get();
-  WorkQueue::Job queued;
-  queued.deadline = caller->deadline();
-  queued.gone = [caller] { return caller->Gone(); };
-  queued.drop = [caller](const absl::Status& why) { caller->Fail(why); };
-  queued.run = [this, job = std::move(job)](WorkQueue::Duration) {
-    Run(job.get());
-    return WorkQueue::Next::kDone;
-  };
-  return queue_->Push(std::move(queued));
+  QueuedWork::Terms terms = TermsOf(work);
+  return PushOrTellWhen(queue_, std::make_shared<Job>(engine_, std::move(work), std::move(terms)));
 }
 
-void ForwardRunner::Run(Job* job) {
-  ForwardCaller* const caller = job->work.caller.get();
-  ForwardAnswer answer;
-  const absl::Status status = Compute(job, &answer);
-  if (!status.ok()) return caller->Fail(status);  // the output is dropped: of a layer on an accelerator it may be partly written
-  caller->Answer(std::move(answer));
-}
-
-absl::Status ForwardRunner::Compute(Job* job, ForwardAnswer* answer) {
-  // Before any answer, after which their owner may free them.
-  const absl::Cleanup let_go = [job] { job->hidden_memory.reset(), job->output_memory.reset(); };
-  if (absl::Status status = PrepareMemory(job, answer); !status.ok()) return status;
-  const CheckedForward& checked = job->work.checked;
-  job->work.caller->Prepare();
-  ForwardInfo& info = answer->info;
-  info.want_routing = job->work.want_routing;
-  absl::Status status = engine_->Forward(checked.model, checked.call, job->out, &info);
-  if (!status.ok()) return status;
-  answer->computed = steady_clock::now();
-  if (info.want_routing && info.ids.size() != static_cast<size_t>(job->out.rows * info.top_k)) {
-    return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", job->out.rows, " rows"));
+// Answers or fails every part that is over; what throws is dropped by the queue.
+void ForwardRunner::Job::Run(std::span<Part> parts) {
+  std::vector<ForwardPart> pieces;
+  std::vector<Part*> running;
+  pieces.reserve(parts.size());
+  running.reserve(parts.size());
+  for (Part& part : parts) {
+    Job& job = JobOf(part);
+    if (const absl::Status status = part.first == 0 ? job.Begin() : absl::OkStatus(); !status.ok()) {
+      job.Fail(status);
+      part.done = true;
+      continue;
+    }
+    pieces.push_back(job.Piece(part));
+    running.push_back(&part);
   }
-  answer->receive_us = Microseconds(job->queued - job->work.caller->started());
-  answer->queue_us = std::max<int64_t>(Microseconds(answer->computed - job->queued) - info.compute_us, 0);
+  if (pieces.empty()) return;
+  engine_->Forward(work_.checked.model, pieces);
+  for (size_t i = 0; i < pieces.size(); ++i) JobOf(*running[i]).Take(std::move(pieces[i]), running[i]);
+}
+
+// Before the first piece, also when the call starts again.
+absl::Status ForwardRunner::Job::Begin() {
+  answer_.info = {};
+  if (out_.data != nullptr) return absl::OkStatus();
+  if (absl::Status status = PrepareMemory(); !status.ok()) return status;
+  work_.caller->Prepare();
   return absl::OkStatus();
 }
 
+// What the engine is to compute: the call as it is where it goes at once, so that it can start while its rows still come.
+ForwardPart ForwardRunner::Job::Piece(const Part& part) const {
+  ForwardPart piece;
+  piece.info.want_routing = work_.want_routing;
+  piece.out = out_.slice(part.first, part.rows);
+  const ForwardCall& call = work_.checked.call;
+  if (part.rows == call.hidden.rows) {
+    piece.call = call;
+    return piece;
+  }
+  piece.call = RowsOf(call, part.first, part.rows);
+  const size_t bytes = call.hidden.slice(0, part.first + part.rows).bytes();
+  if (call.incoming != nullptr && bytes > 0) call.incoming->WaitPast(bytes - 1);
+  return piece;
+}
+
+// After a run: the answer, the failure, or another piece.
+void ForwardRunner::Job::Take(ForwardPart piece, Part* part) {
+  absl::Status status = std::move(piece.status);
+  if (!status.ok()) {
+    if (absl::IsInvalidArgument(status) && part->first > 0) {
+      status = absl::InvalidArgumentError(absl::StrCat(status.message(), " (rows counted from row ", part->first, " of the call)"));
+    }
+    part->done = true;
+    return Fail(status);  // the output is dropped: it may be partly written
+  }
+  if (part->first == 0) {
+    answer_.info = std::move(piece.info);
+  } else if (piece.info.generation != answer_.info.generation) {
+    part->next = 0;
+    return;
+  } else {
+    Append(piece.info, &answer_.info);
+  }
+  if (part->next < terms().rows) return;
+  try {
+    status = Complete();
+    if (status.ok()) work_.caller->Answer(std::move(answer_));
+  } catch (const std::bad_alloc&) {  // here, since others of the run still wait for their answers
+    status = absl::ResourceExhaustedError("no memory for the answer");
+  }
+  part->done = true;
+  if (!status.ok()) Fail(status);
+}
+
+absl::Status ForwardRunner::Job::Complete() {
+  CloseMemory();  // before the answer, after which their owner may free them
+  ForwardInfo& info = answer_.info;
+  answer_.computed = steady_clock::now();
+  if (info.want_routing && info.ids.size() != static_cast<size_t>(out_.rows * info.top_k)) {
+    return absl::InternalError(absl::StrCat("the engine returned ", info.ids.size(), " ids for ", out_.rows, " rows"));
+  }
+  answer_.receive_us = Microseconds(queued_ - work_.caller->started());
+  answer_.queue_us = std::max<int64_t>(Microseconds(answer_.computed - queued_) - info.compute_us, 0);
+  return absl::OkStatus();
+}
+
+void ForwardRunner::Job::Fail(const absl::Status& why) {
+  CloseMemory();
+  work_.caller->Fail(why);
+}
+
 // Finds what the request says about memory: addresses in device memory, or memory for the output.
-absl::Status ForwardRunner::PrepareMemory(Job* job, ForwardAnswer* answer) {
-  CheckedForward& checked = job->work.checked;
+absl::Status ForwardRunner::Job::PrepareMemory() {
+  CheckedForward& checked = work_.checked;
   TensorView& hidden = checked.call.hidden;
-  job->out = {job->work.output, checked.output_dtype, hidden.rows, hidden.cols};
+  out_ = {work_.output, checked.output_dtype, hidden.rows, hidden.cols};
   if (checked.hidden_memory) {
-    absl::StatusOr<std::byte*> data =
-        OpenPlace("hidden.device_memory", checked, *checked.hidden_memory, hidden.bytes(), &job->hidden_memory);
+    absl::StatusOr<std::byte*> data = OpenPlace("hidden.device_memory", *checked.hidden_memory, hidden.bytes(), &hidden_memory_);
     if (!data.ok()) return data.status();
     hidden.data = *data;
   }
   if (checked.output_memory) {
-    absl::StatusOr<std::byte*> data =
-        OpenPlace("output_memory", checked, *checked.output_memory, checked.output_bytes(), &job->output_memory);
+    absl::StatusOr<std::byte*> data = OpenPlace("output_memory", *checked.output_memory, checked.output_bytes(), &output_memory_);
     if (!data.ok()) return data.status();
-    job->out.data = *data;
-    job->out.place = Place::kDevice;
+    out_.data = *data;
+    out_.place = Place::kDevice;
     return absl::OkStatus();
   }
-  if (job->work.output != nullptr) return absl::OkStatus();
+  if (work_.output != nullptr) return absl::OkStatus();
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked.model, checked.call.layer, checked.output_bytes());
   if (!memory.ok()) return memory.status();
-  job->out.data = memory->data();
-  answer->output.emplace(*std::move(memory));
+  out_.data = memory->data();
+  answer_.output.emplace(*std::move(memory));
   return absl::OkStatus();
 }
 
 // The address of a place in device memory; `held` keeps it open.
-absl::StatusOr<std::byte*> ForwardRunner::OpenPlace(const std::string& field, const CheckedForward& checked,
-                                                    const SharedPlace& place, size_t bytes,
-                                                    std::shared_ptr<const SharedMemory>* held) {
+absl::StatusOr<std::byte*> ForwardRunner::Job::OpenPlace(const std::string& field, const SharedPlace& place, size_t bytes,
+                                                         std::shared_ptr<const SharedMemory>* held) {
+  const CheckedForward& checked = work_.checked;
   absl::StatusOr<std::shared_ptr<const SharedMemory>> memory =
       engine_->OpenShared(checked.model, checked.call.layer, place.handle);
   if (!memory.ok()) return absl::Status(memory.status().code(), absl::StrCat(field, ": ", memory.status().message()));

@@ -1,5 +1,9 @@
 // Forwards on their way through the queue to the engine and back to their callers, whatever transport these came by.
 //
+// Calls of one layer that came with hidden states of one dtype on the host, and are routed in the same way, share runs. A large
+// call goes in pieces, between which others have their turn: its result is whole when the last one ran. Neither is done where
+// activation scales span the rows of a call, and calls with tensors in device memory share no run. Should the layer's weights be
+// replaced between two pieces of a call, the call starts again, so that no result is of two kinds.
 // Threads: Submit may be called from any thread and neither computes nor blocks. Callers are answered from compute threads, or
 // dropped as the queue says (work_queue.h).
 #ifndef MOED_SERVER_FORWARD_RUNNER_H_
@@ -28,23 +32,21 @@ struct ForwardWork {
 
 class ForwardRunner {
  public:
-  // Both must outlive the runner.
-  ForwardRunner(Engine* engine, WorkQueue* queue) : engine_(engine), queue_(queue) {}
+  // Both must outlive the runner. Calls of more than `step` rows go in pieces of so many.
+  ForwardRunner(Engine* engine, WorkQueue* queue, int64_t step) : engine_(engine), queue_(queue), step_(step) {}
 
-  // Queues `work`. An error as WorkQueue::Push means that nothing was queued: the caller is not told.
+  // Queues `work`. An error as WorkQueue::Push, RESOURCE_EXHAUSTED with when to try again (retry_info.h), means that nothing was
+  // queued: the caller is not told.
   absl::Status Submit(ForwardWork work);
 
  private:
-  struct Job;
+  class Job;
 
-  void Run(Job* job);
-  absl::Status Compute(Job* job, ForwardAnswer* answer);
-  absl::Status PrepareMemory(Job* job, ForwardAnswer* answer);
-  absl::StatusOr<std::byte*> OpenPlace(const std::string& field, const CheckedForward& checked, const SharedPlace& place,
-                                       size_t bytes, std::shared_ptr<const SharedMemory>* held);
+  QueuedWork::Terms TermsOf(const ForwardWork& work) const;
 
   Engine* const engine_;
   WorkQueue* const queue_;
+  const int64_t step_;
 };
 
 }  // namespace moed

@@ -146,6 +146,18 @@ absl::Status SetQueue(const std::string& text, ServeOptions* options) {
   return status;
 }
 
+absl::Status SetBatchTokens(const std::string& text, ServeOptions* options) {
+  return ParseInteger(text, 1, 1 << 20, &options->max_batch_tokens);
+}
+
+absl::Status SetBatchWait(const std::string& text, ServeOptions* options) {
+  return ParseInteger(text, 0, 1'000'000, &options->batch_wait_us);
+}
+
+absl::Status SetQueueRows(const std::string& text, ServeOptions* options) {
+  return ParseInteger(text, 1, int64_t{1} << 32, &options->queue_rows);
+}
+
 absl::Status SetLanes(const std::string& text, ServeOptions* options) {
   int64_t value = 0;
   absl::Status status = ParseInteger(text, 1, kMaxLanes, &value);
@@ -241,6 +253,11 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        [](const Text&, Options* o) { return o->deterministic = true, absl::OkStatus(); }},
       {"max-tokens", Kind::kNumber, "N", "rows computed at once, larger calls go in chunks; default 8192",
        [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->max_tokens); }},
+      {"max-batch-tokens", Kind::kNumber, "N",
+       "rows of several calls computed together, and of a larger call between two turns of others; default 1024, for the latter "
+       "--max-tokens where layers are on a GPU", SetBatchTokens},
+      {"batch-wait-us", Kind::kNumber, "N",
+       "how long a call waits for others to be computed with; default 0: no longer than the device is busy", SetBatchWait},
       {"memory-limit", Kind::kNumber, "BYTES", "that weights and workspace may take of the host's memory; default: no limit",
        SetMemoryLimit},
       {"gpu", Kind::kText, "G", "auto: layers that a GPU backend fits run on the GPU (default); none: as if there were no GPU",
@@ -250,6 +267,7 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing, such as -avx512f,-avx2",
        [](const Text& t, Options* o) { return ParseFeatureMask(t, &o->masked_features); }},
       {"queue", Kind::kNumber, "N", "calls that may wait for the device; default 256", SetQueue},
+      {"queue-rows", Kind::kNumber, "N", "rows of calls that may wait for the device; default 131072", SetQueueRows},
       {"bench-layer", Kind::kNumber, "H", "serve a model 'bench' whose layer 0 gives back its input [M, H]: what a server costs, for ./dev bench rpc",
        [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->bench_hidden); }},
       {"grace", Kind::kNumber, "SECONDS", "that a drain may take, then what is left is cancelled; default 20", SetGrace},
@@ -333,6 +351,10 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
     return absl::InvalidArgumentError(absl::StrCat(source, " conflicts with --", given.name, ": wanted one value, got '",
                                                    Join(given.values, " "), "' in the file and '", Join(same->values, " "),
                                                    "' on the command line"));
+  }
+  if (options.max_batch_tokens > options.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-batch-tokens: wanted at most --max-tokens, ", options.max_tokens,
+                                                   ", got ", options.max_batch_tokens));
   }
   if (options.listen.empty()) options.listen.push_back(kDefaultListen);
   if (options.models.empty() && options.bench_hidden == 0) {

@@ -72,7 +72,10 @@ struct ServeOptions {
   int threads = 0;                  // 0: as many as usable processors and the CPU quota keep busy
   bool pin_threads = false;         // each compute thread on a processor of its own
   int64_t max_tokens = 8192;        // rows computed at once
+  int64_t max_batch_tokens = 0;     // rows of several calls computed together, at most max_tokens; 0: 1024, see the option's help
+  int64_t batch_wait_us = 0;        // that a call may wait for others to be computed with
   int queue = 256;                  // calls that may wait for the device
+  int64_t queue_rows = 131072;      // of theirs that may wait
   int lanes = 2;                    // calls of layers on the GPU that run at once
 
   bool operator==(const ServeOptions&) const = default;

@@ -218,8 +218,8 @@ absl::Status LoadAndOpen(const ServeOptions& options, Engine* engine, Server* se
 
 void LogCounters(const Server& server) {
   const WorkQueue::Counters counters = server.counters();
-  spdlog::info("drained: {} calls accepted, {} finished, {} refused, {} past their deadline, {} cancelled", counters.accepted,
-               counters.finished, counters.refused, counters.expired, counters.cancelled);
+  spdlog::info("drained: {} calls accepted, {} finished, {} of them with others, {} refused, {} past their deadline, {} cancelled",
+               counters.accepted, counters.finished, counters.merged, counters.refused, counters.expired, counters.cancelled);
 }
 
 }  // namespace

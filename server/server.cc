@@ -112,6 +112,22 @@ std::chrono::microseconds RingSpin(const HostStatus& host) {
   return host.processors > 1 && host.cpu_quota == 0 ? kRingSpin : std::chrono::microseconds(0);
 }
 
+constexpr int64_t kBatchRows = 1024;  // so many amortise the weights that a run reads
+
+WorkQueue::Limits LimitsOf(const ServeOptions& options) {
+  WorkQueue::Limits limits;
+  limits.calls = options.queue;
+  limits.rows = options.queue_rows;
+  limits.wait = std::chrono::microseconds(options.batch_wait_us);
+  limits.batch_rows = options.max_batch_tokens > 0 ? options.max_batch_tokens : std::min(kBatchRows, options.max_tokens);
+  return limits;
+}
+
+// Rows of a large call between two turns of others. A GPU is soon done with as many as it computes at once, and slower with fewer.
+int64_t StepOf(const ServeOptions& options, const Engine& engine, int64_t batch_rows) {
+  return options.max_batch_tokens == 0 && engine.UsesGpu() ? options.max_tokens : batch_rows;
+}
+
 // Threads that copy: none where they would take the processors of those that receive and compute.
 int HelpersOf(const HostStatus& host) {
   const double processors = host.cpu_quota > 0 ? std::min<double>(host.processors, host.cpu_quota) : host.processors;
@@ -121,8 +137,10 @@ int HelpersOf(const HostStatus& host) {
 }  // namespace
 
 Server::Server(const ServeOptions& options, Engine* engine)
-    : queue_(options.queue, [] { return std::chrono::steady_clock::now(); }), runner_(engine, &queue_),
-      service_(engine, &queue_, &runner_, &helpers_), engine_(engine), main_health_(HealthNames(*engine)), probe_health_(HealthNames(*engine)) {}
+    : limits_(LimitsOf(options)), queue_(limits_, [] { return std::chrono::steady_clock::now(); }),
+      runner_(engine, &queue_, StepOf(options, *engine, limits_.batch_rows)),
+      service_(engine, &queue_, &runner_, &helpers_), engine_(engine), main_health_(HealthNames(*engine)),
+      probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING

@@ -69,6 +69,7 @@ class Server {
   void FinishCalls();
   void CancelCalls();
 
+  const WorkQueue::Limits limits_;
   WorkQueue queue_;
   ForwardRunner runner_;
   CopyHelpers helpers_;

@@ -11,6 +11,23 @@ namespace moed {
 
 namespace v1 = moe::v1;
 
+namespace {
+
+void FillQueue(const WorkQueue::Counters& counters, v1::QueueStatus* out) {
+  out->set_waiting(counters.waiting);
+  out->set_waiting_rows(counters.waiting_rows);
+  out->set_accepted(counters.accepted);
+  out->set_refused(counters.refused);
+  out->set_expired(counters.expired);
+  out->set_cancelled(counters.cancelled);
+  out->set_finished(counters.finished);
+  out->set_runs(counters.runs);
+  out->set_rows(counters.rows);
+  out->set_merged(counters.merged);
+}
+
+}  // namespace
+
 MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers)
     : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), models_(engine->Status()), uses_gpu_(engine->UsesGpu()) {}
 
@@ -62,6 +79,7 @@ grpc::ServerUnaryReactor* MoeService::Status(grpc::CallbackServerContext* contex
 absl::Status MoeService::AnswerStatus(const v1::StatusRequest& request, v1::StatusResponse* response) const {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
   const Phase phase = phase_.load();
+  FillQueue(queue_->counters(), response->mutable_queue());
   if (request.model().empty()) return FillStatus(engine_->Status(), engine_->Host(), phase, response), absl::OkStatus();
   absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
   if (!model.ok()) return model.status();
@@ -129,15 +147,16 @@ absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& 
   if (absl::Status status = call->TakeRows(*tokens); !status.ok()) return status;
   auto job = std::make_shared<SelfCheckJob>(
       SelfCheckJob{call, (*model)->name, std::move(layers), *tokens, request.seed(), response, {}});
-  return call->Queue(queue_, [this, job](WorkQueue::Duration) {
+  const int64_t steps = static_cast<int64_t>(job->layers.size());
+  return call->Queue(queue_, "self-check", steps, [this, job] {
     absl::StatusOr<std::vector<SelfCheckRow>> rows =
         engine_->SelfCheck(job->model, job->layers[job->next], job->tokens, job->seed);
-    if (!rows.ok()) return job->call->Done(rows.status()), WorkQueue::Next::kDone;
+    if (!rows.ok()) return job->call->Done(rows.status()), true;
     AddSelfCheckRows(*rows, &job->answer);
-    if (++job->next < job->layers.size()) return WorkQueue::Next::kAgain;
+    if (++job->next < job->layers.size()) return false;
     *job->response = Serialised(job->answer);
     job->call->Done(absl::OkStatus());
-    return WorkQueue::Next::kDone;
+    return true;
   });
 }
 

@@ -25,6 +25,7 @@
 #include "server/forward_runner.h"
 #include "server/received_forward.h"
 #include "server/request.h"
+#include "server/retry_info.h"
 #include "server/ring_server.h"
 #include "server/sessions.h"
 #include "server/wire.h"
@@ -125,7 +126,10 @@ grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc
     if (status.ok()) status = Admit(kind);
     if (status.ok()) status = call->CheckDeadline();
     if (status.ok()) status = call->TakeBytes(bytes->Length());
-    if (status.ok()) status = call->Reserve(&budget_, bytes->Length());
+    if (status.ok()) {
+      status = call->Reserve(&budget_, bytes->Length());
+      if (!status.ok()) status = WithRetryInfo(std::move(status), queue_->RetryDelay());
+    }
     auto request = std::make_unique<Request>();
     if (status.ok() && kind == Kind::kComputes && uses_gpu_) {
       queue_->Expect();

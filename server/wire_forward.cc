@@ -360,6 +360,7 @@ void EndAnswer(const ForwardInfo& info, int64_t rows, v1::ForwardResponse* answe
   answer->set_scheme(info.scheme);
   answer->set_generation(info.generation);
   answer->mutable_timing()->set_compute_us(info.compute_us);
+  answer->mutable_timing()->set_batch_rows(info.batch_rows);
   if (!info.want_routing) return;
   FillTensor(v1::DTYPE_I32, rows, info.top_k, info.ids.data(), answer->mutable_routing()->mutable_ids());
   FillTensor(v1::DTYPE_F32, rows, info.top_k, info.weights.data(), answer->mutable_routing()->mutable_weights());

@@ -110,6 +110,7 @@ ring::Completion ToCompletion(const ForwardInfo& info, const v1::Timing& timing)
   completion.queue_us = timing.queue_us();
   completion.compute_us = timing.compute_us();
   completion.send_us = timing.send_us();
+  completion.batch_rows = info.batch_rows;
   SetText(info.backend, completion.backend);
   SetText(info.scheme, completion.scheme);
   return completion;

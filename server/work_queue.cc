@@ -2,27 +2,25 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <new>
-#include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/look_out.h"
 
 namespace moed {
 namespace {
 
-std::string Microseconds(WorkQueue::Duration duration) {
-  return absl::StrCat(std::chrono::duration_cast<std::chrono::microseconds>(duration).count(), " us");
-}
+constexpr double kMemory = 0.9;  // what a run still counts for in the rate after the next one
 
 }  // namespace
 
-WorkQueue::WorkQueue(int capacity, Clock clock) : capacity_(capacity), clock_(std::move(clock)) {}
+WorkQueue::WorkQueue(const Limits& limits, Clock clock) : clock_(std::move(clock)), batcher_(limits) {}
 
 WorkQueue::~WorkQueue() { Shutdown(); }
 
 void WorkQueue::Start(int threads, const std::function<void()>& first) {
+  at_once_ = threads;
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this, first] {
       pthread_setname_np(pthread_self(), "compute");  // as `top -H` shows it
@@ -32,60 +30,52 @@ void WorkQueue::Start(int threads, const std::function<void()>& first) {
   }
 }
 
-absl::Status WorkQueue::Verdict(const Job& job, TimePoint now) {
-  // The deadline first: at a deadline the transport also cancels the call, and the count should say why.
-  if (job.deadline <= now) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("dropped before it ran: the deadline passed ", Microseconds(now - job.deadline), " ago"));
-  }
-  if (job.gone && job.gone()) return absl::CancelledError("dropped before it ran: the caller went away");
-  return absl::OkStatus();
+void WorkQueue::CountDead(const Batcher::Dead& dead) {
+  for (const auto& [work, why] : dead) ++(absl::IsDeadlineExceeded(why) ? counters_.expired : counters_.cancelled);
 }
 
-void WorkQueue::CountDrop(const absl::Status& why) {
-  ++(absl::IsDeadlineExceeded(why) ? counters_.expired : counters_.cancelled);
+void WorkQueue::Drop(const Batcher::Dead& dead) {
+  for (const auto& [work, why] : dead) work->Drop(why);
 }
 
-std::vector<std::pair<WorkQueue::Entry, absl::Status>> WorkQueue::TakeDead() {
-  std::vector<std::pair<Entry, absl::Status>> dead;
-  std::deque<Entry> alive;
-  const TimePoint now = clock_();
-  for (Entry& entry : waiting_) {
-    absl::Status verdict = Verdict(entry.job, now);
-    if (verdict.ok()) {
-      alive.push_back(std::move(entry));
-    } else {
-      CountDrop(verdict);
-      dead.emplace_back(std::move(entry), std::move(verdict));
-    }
-  }
-  waiting_.swap(alive);
-  NoteWork();
-  return dead;
-}
-
-absl::Status WorkQueue::Push(Job job) {
-  std::vector<std::pair<Entry, absl::Status>> dead;
+absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work) {
+  Batcher::Dead dead;
   absl::Status result;
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_ && static_cast<int>(waiting_.size()) >= capacity_) dead = TakeDead();
+    const int64_t rows = work->terms().rows;
     if (closed_) {
       result = absl::UnavailableError("the server is draining");
-    } else if (static_cast<int>(waiting_.size()) >= capacity_) {
-      result = absl::ResourceExhaustedError(
-          absl::StrCat("the queue is full: ", waiting_.size(), " calls wait, ", capacity_, " may"));
+    } else if (result = batcher_.CheckRoom(rows); !result.ok()) {
+      dead = batcher_.TakeDead(clock_());
+      CountDead(dead);
+      result = batcher_.CheckRoom(rows);
     }
-    if (result.ok()) waiting_.push_back({std::move(job), clock_()});
+    if (result.ok()) batcher_.Add(std::move(work), clock_());
     ++(result.ok() ? counters_.accepted : counters_.refused);
     NoteWork();
     // Threads that look out, or woke to do so, come by themselves.
-    wake = result.ok() && static_cast<int>(waiting_.size()) > looking_ + expected_;
+    wake = result.ok() && batcher_.waiting() > looking_ + expected_;
   }
-  for (auto& [entry, why] : dead) entry.job.drop(why);
+  Drop(dead);
   if (wake) wake_.notify_one();
   return result;
+}
+
+WorkQueue::Duration WorkQueue::RetryDelay() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::chrono::duration<double> unknown = std::chrono::milliseconds(100), least = std::chrono::milliseconds(1),
+                                      most = std::chrono::minutes(1);
+  if (rows_ == 0) return std::chrono::duration_cast<Duration>(unknown);
+  const double rows = static_cast<double>(std::max<int64_t>(batcher_.waiting_rows(), batcher_.waiting()));
+  const std::chrono::duration<double> delay(rows * seconds_ / rows_ / at_once_);
+  return std::chrono::duration_cast<Duration>(std::clamp(delay, least, most));
+}
+
+void WorkQueue::Measure(Duration took, int64_t rows) {
+  seconds_ = kMemory * seconds_ + std::chrono::duration<double>(took).count();
+  rows_ = kMemory * rows_ + static_cast<double>(std::max<int64_t>(rows, 1));
 }
 
 void WorkQueue::Expect() {
@@ -97,41 +87,53 @@ void WorkQueue::Expect() {
   wake_.notify_one();
 }
 
-void WorkQueue::NoteWork() { work_.store(closed_ || !waiting_.empty(), std::memory_order_relaxed); }
+void WorkQueue::NoteWork() { work_.store(closed_ || batcher_.waiting() > 0, std::memory_order_relaxed); }
 
 bool WorkQueue::RunNext() {
-  Entry entry;
-  absl::Status verdict;
+  std::vector<Part> parts;
+  Batcher::Dead dead;
   TimePoint now;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (waiting_.empty()) return false;
-    entry = std::move(waiting_.front());
-    waiting_.pop_front();
-    NoteWork();
+    if (batcher_.waiting() == 0) return false;
     now = clock_();
-    verdict = Verdict(entry.job, now);
-    if (!verdict.ok()) CountDrop(verdict);
-  }
-  if (!verdict.ok()) {
-    entry.job.drop(verdict);
-    return true;
-  }
-  Next next = Next::kDone;
-  try {
-    next = entry.job.run(now - entry.queued);
-  } catch (const std::bad_alloc&) {
-    entry.job.drop(absl::ResourceExhaustedError("no memory to run this call"));
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (next == Next::kDone) {
-    ++counters_.finished;
-  } else {
-    entry.queued = clock_();
-    waiting_.push_back(std::move(entry));
+    parts = batcher_.Take(now, closed_, &dead);
+    CountDead(dead);
     NoteWork();
   }
+  Drop(dead);
+  if (parts.empty()) return !dead.empty();
+  try {
+    parts.front().work->Run(parts);
+  } catch (const std::bad_alloc&) {
+    for (Part& part : parts) {
+      if (part.done) continue;
+      part.work->Drop(absl::ResourceExhaustedError("no memory to run this call"));
+      part.done = true;
+    }
+  }
+  EndRun(std::move(parts), now);
   return true;
+}
+
+void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const TimePoint now = clock_();
+  const uint64_t sharing = parts.size() > 1 ? parts.size() : 0;
+  int64_t rows = 0;
+  for (Part& part : parts) {
+    rows += part.rows;
+    if (part.done) {
+      ++counters_.finished;
+    } else {
+      batcher_.Return(std::move(part), now);
+    }
+  }
+  ++counters_.runs;
+  counters_.rows += static_cast<uint64_t>(rows);
+  counters_.merged += sharing;
+  Measure(now - began, rows);
+  NoteWork();
 }
 
 void WorkQueue::ThreadMain() {
@@ -141,15 +143,23 @@ void WorkQueue::ThreadMain() {
   } while (WaitForWork());
 }
 
-// False when the thread may end: once the queue is closed, only a thread that runs a job can put one into it (kAgain), and that
-// thread goes on with it, so the others may leave when they find the queue empty. True may be for nothing.
+// False when the thread may end: once the queue is closed, only a thread that has a run can put something into it (what is not
+// done), and that thread goes on with it, so the others may leave when they find the queue empty. True may be for nothing.
 bool WorkQueue::WaitForWork() {
   std::unique_lock<std::mutex> lock(mutex_);
   ++sleeping_;
-  wake_.wait(lock, [this] { return closed_ || !waiting_.empty() || expected_ > 0; });
+  while (!closed_ && expected_ == 0) {
+    const TimePoint due = batcher_.Due(), now = clock_();
+    if (due <= now) break;
+    if (due == TimePoint::max()) {
+      wake_.wait(lock);
+    } else {
+      wake_.wait_for(lock, due - now);
+    }
+  }
   --sleeping_;
-  if (expected_ > 0) --expected_;  // also where the job came before this thread was awake
-  if (!waiting_.empty()) return true;
+  if (expected_ > 0) --expected_;  // also where the work came before this thread was awake
+  if (batcher_.waiting() > 0) return true;
   if (closed_) return false;
   ++looking_;
   lock.unlock();
@@ -175,7 +185,8 @@ void WorkQueue::Shutdown() {
 WorkQueue::Counters WorkQueue::counters() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Counters counters = counters_;
-  counters.waiting = static_cast<int>(waiting_.size());
+  counters.waiting = batcher_.waiting();
+  counters.waiting_rows = batcher_.waiting_rows();
   return counters;
 }
 

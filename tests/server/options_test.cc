@@ -63,7 +63,10 @@ TEST_CASE("Defaults are those of the help text") {
   CHECK(options.threads == 0);
   CHECK_FALSE(options.pin_threads);
   CHECK(options.max_tokens == 8192);
+  CHECK(options.max_batch_tokens == 0);
+  CHECK(options.batch_wait_us == 0);
   CHECK(options.queue == 256);
+  CHECK(options.queue_rows == 131072);
   CHECK(options.memory_limit == 0);
   CHECK(options.gpu == "auto");
   CHECK(options.lanes == 2);
@@ -83,7 +86,8 @@ TEST_CASE("Every flag reaches its field") {
       {"--model", "a=/m/one", "--model=b=/m/two", "--listen", "[::1]:0", "--listen", "unix:/run/moed.sock", "--policy",
        "require:cpu_generic", "--activations", "none", "--threads", "3", "--pin-threads", "--deterministic", "--max-tokens", "100",
        "--memory-limit", "123456789012", "--cpu-features", "-avx512f,-avx2", "--health-listen", "localhost:81",
-       "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug", "--gpu", "none", "--lanes", "5"});
+       "--ready-file", "/run/ready", "--queue", "7", "--no-reflection", "--log-level", "debug", "--gpu", "none", "--lanes", "5",
+       "--max-batch-tokens", "100", "--batch-wait-us", "250", "--queue-rows", "4000000000"});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"b", "/m/two"}});
   CHECK(options.listen == std::vector<std::string>{"[::1]:0", "unix:/run/moed.sock"});
   CHECK(options.policy == "require:cpu_generic");
@@ -96,7 +100,10 @@ TEST_CASE("Every flag reaches its field") {
   CHECK(options.masked_features == std::vector<std::string>{"avx512f", "avx2"});
   CHECK(options.health_listen == "localhost:81");
   CHECK(options.ready_file == "/run/ready");
+  CHECK(options.max_batch_tokens == 100);
+  CHECK(options.batch_wait_us == 250);
   CHECK(options.queue == 7);
+  CHECK(options.queue_rows == 4000000000);
   CHECK(options.no_reflection);
   CHECK(options.log_level == "debug");
   CHECK(options.gpu == "none");
@@ -128,7 +135,7 @@ TEST_CASE("Flags and keys about who may call reach their fields") {
 TEST_CASE("A configuration file takes the same options") {
   const ConfigFile file(R"({"model": ["a=/m/one", "/m/two/"], "listen": "127.0.0.1:0", "threads": 2, "deterministic": true,
                             "pin-threads": true, "no-reflection": false, "cpu-features": "-avx2", "memory-limit": 5000000000,
-                            "queue": 9, "gpu": "none", "lanes": 8})");
+                            "queue": 9, "queue-rows": 11, "batch-wait-us": 3, "max-batch-tokens": 64, "gpu": "none", "lanes": 8})");
   const ServeOptions options = ServeOf({"--config", file.path()});
   CHECK(options.models == std::vector<ModelOption>{{"a", "/m/one"}, {"two", "/m/two/"}});
   CHECK(options.listen == std::vector<std::string>{"127.0.0.1:0"});
@@ -139,6 +146,9 @@ TEST_CASE("A configuration file takes the same options") {
   CHECK(options.masked_features == std::vector<std::string>{"avx2"});
   CHECK(options.memory_limit == 5000000000u);
   CHECK(options.queue == 9);
+  CHECK(options.queue_rows == 11);
+  CHECK(options.batch_wait_us == 3);
+  CHECK(options.max_batch_tokens == 64);
   CHECK(options.gpu == "none");
   CHECK(options.lanes == 8);
 }
@@ -191,6 +201,10 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   CHECK_THAT(error("--client-bytes", "1G"), Contains("--client-bytes: wanted a whole number"));
   CHECK_THAT(error("--token-file", ""), Contains("--token-file: wanted a file name"));
   CHECK_THAT(error("--queue", "0"), Contains("--queue: wanted a whole number from 1"));
+  CHECK_THAT(error("--queue-rows", "0"), Contains("--queue-rows: wanted a whole number from 1"));
+  CHECK_THAT(error("--batch-wait-us", "1000001"), Contains("--batch-wait-us: wanted a whole number from 0 to 1000000"));
+  CHECK_THAT(error("--max-batch-tokens", "0"), Contains("--max-batch-tokens: wanted a whole number from 1"));
+  CHECK_THAT(error("--max-batch-tokens", "8193"), Contains("--max-batch-tokens: wanted at most --max-tokens, 8192, got 8193"));
   CHECK_THAT(error("--log-level", "loud"), Contains("trace, debug, info, warn, error, off, got 'loud'"));
   CHECK_THAT(error("--activations", "fp8"), Contains("file, none, int8, got 'fp8'"));
   CHECK_THAT(error("--cpu-features", "avx2"), Contains("-avx512f") && Contains("got 'avx2'"));

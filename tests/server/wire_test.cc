@@ -454,6 +454,7 @@ TEST_CASE("Head, data and rest together are the serialised answer") {
   info.scheme = "int4";
   info.generation = 3;
   info.compute_us = 42;
+  info.batch_rows = 1234;
   info.top_k = 2;
   info.ids = {3, -1};
   info.weights = {0.5f, 0.25f};
@@ -477,6 +478,7 @@ TEST_CASE("Head, data and rest together are the serialised answer") {
     CHECK(answer.scheme() == "int4");
     CHECK(answer.generation() == 3);
     CHECK(answer.timing().compute_us() == 42);
+    CHECK(answer.timing().batch_rows() == 1234);
     CHECK(answer.request_id() == "abc");
     CHECK(answer.has_routing() == (rows == 1));
     CHECK(answer.GetReflection()->GetUnknownFields(answer).empty());
