@@ -21,6 +21,7 @@ constexpr char kExamples[] = R"(Examples:
   moectl forward --layer 0 --input golden.safetensors --hidden 0.x --expect 0.y_block --max-rel 0.01
   moectl bench --layer 0 --tokens 1,64 --concurrency 4 --seconds 5
   moectl health && echo ready
+  moectl --server unix:/run/moed/admin.sock swap big /models/big-v2
   moectl --server moe.example:50061 --tls-ca ca.pem --token-file token status
 
 Exit code: 0 ok, 1 a check failed, 2 usage or set-up.)";
@@ -96,6 +97,7 @@ int RunMain(int argc, char** argv) {
   moed::client::AddSmoke(app, globals, &run);
   moed::client::AddForward(app, globals, &run);
   moed::client::AddBench(app, globals, &run);
+  moed::client::AddChanges(app, globals, &run);
   for (CLI::App* command : app.get_subcommands(nullptr)) {
     command->fallthrough();
     command->footer(command->get_footer() +

@@ -44,6 +44,8 @@ void AddHealth(CLI::App& app, const Globals& globals, Run* run);
 void AddSmoke(CLI::App& app, const Globals& globals, Run* run);
 void AddForward(CLI::App& app, const Globals& globals, Run* run);
 void AddBench(CLI::App& app, const Globals& globals, Run* run);
+// load, swap, unload and rollback.
+void AddChanges(CLI::App& app, const Globals& globals, Run* run);
 
 // Prints the error as the first line on stderr, further lines of its text indented, and returns kExitSetUp. Errors of a call
 // start with their code.

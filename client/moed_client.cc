@@ -51,12 +51,13 @@ struct MoeClient::Impl {
   const ClientOptions client_options;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<moe::v1::Moe::Stub> stub;
+  std::unique_ptr<moe::v1::Admin::Stub> admin;
   grpc::GenericStub generic;
   SessionKeeper sessions;
 
   Impl(std::string where, std::string secret, const ClientOptions& options, std::shared_ptr<grpc::Channel> to)
       : address(std::move(where)), token(std::move(secret)), client_options(options), channel(std::move(to)),
-        stub(moe::v1::Moe::NewStub(channel)), generic(channel), sessions(options, token) {}
+        stub(moe::v1::Moe::NewStub(channel)), admin(moe::v1::Admin::NewStub(channel)), generic(channel), sessions(options, token) {}
 
   // One unary call of `method`, a member of the generated stub.
   template <typename Request, typename Response>
@@ -65,6 +66,23 @@ struct MoeClient::Impl {
     grpc::ClientContext context;
     Prepare(options, token, &context);
     return ToAbsl((stub.get()->*method)(&context, request, response), address);
+  }
+
+  // One change of the server's models, by a member of the stub of the admin service.
+  template <typename Request>
+  absl::StatusOr<ServerStatus> Change(grpc::Status (moe::v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                                   moe::v1::StatusResponse*),
+                                      const CallOptions& options, const Request& request) {
+    grpc::ClientContext context;
+    Prepare(options, token, &context);
+    moe::v1::StatusResponse response;
+    absl::Status status = ToAbsl((admin.get()->*method)(&context, request, &response), address);
+    if (absl::IsUnimplemented(status)) {
+      return absl::UnimplementedError(absl::StrCat("server ", address, ": takes no changes here: it offers them at --admin-listen, or with "
+                                                   "--admin-token-file"));
+    }
+    if (!status.ok()) return status;
+    return FromWire(response);
   }
 
   // The session that a call uses; null: none, by choice or because there is none to be had.
@@ -217,6 +235,34 @@ absl::StatusOr<ServerStatus> MoeClient::Status(const std::string& model, const C
   absl::Status status = impl_->Call(&moe::v1::Moe::Stub::Status, options, request, &response);
   if (!status.ok()) return status;
   return FromWire(response);
+}
+
+absl::StatusOr<ServerStatus> MoeClient::LoadModel(const std::string& model, const std::string& path, const CallOptions& options) {
+  moe::v1::LoadModelRequest request;
+  request.set_model(model);
+  request.set_path(path);
+  return impl_->Change(&moe::v1::Admin::Stub::LoadModel, options, request);
+}
+
+absl::StatusOr<ServerStatus> MoeClient::SwapModel(const std::string& model, const std::string& path, bool keep_previous,
+                                                  const CallOptions& options) {
+  moe::v1::SwapModelRequest request;
+  request.set_model(model);
+  request.set_path(path);
+  request.set_keep_previous(keep_previous);
+  return impl_->Change(&moe::v1::Admin::Stub::SwapModel, options, request);
+}
+
+absl::StatusOr<ServerStatus> MoeClient::UnloadModel(const std::string& model, const CallOptions& options) {
+  moe::v1::UnloadModelRequest request;
+  request.set_model(model);
+  return impl_->Change(&moe::v1::Admin::Stub::UnloadModel, options, request);
+}
+
+absl::StatusOr<ServerStatus> MoeClient::RollbackModel(const std::string& model, const CallOptions& options) {
+  moe::v1::RollbackModelRequest request;
+  request.set_model(model);
+  return impl_->Change(&moe::v1::Admin::Stub::RollbackModel, options, request);
 }
 
 absl::StatusOr<Explanation> MoeClient::Explain(const std::string& model, std::optional<int32_t> layer,

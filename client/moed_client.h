@@ -310,6 +310,16 @@ class MoeClient {
   absl::StatusOr<SelfCheckResult> SelfCheck(const std::string& model = "", std::optional<int32_t> layer = {},
                                             int32_t tokens = 0, uint64_t seed = 0, const CallOptions& options = {});
 
+  // Changes of what the server serves (see service Admin of moe.proto); each returns when it is made, with the server's models as they
+  // are then. Loading takes minutes: give the call a long deadline, or none. When it passes, or the program ends, the change ends and
+  // the same weights are served as before. `path` is on the server's machine.
+  absl::StatusOr<ServerStatus> LoadModel(const std::string& model, const std::string& path, const CallOptions& options = {});
+  // `keep_previous`: the old weights stay in memory, for a rollback at once.
+  absl::StatusOr<ServerStatus> SwapModel(const std::string& model, const std::string& path, bool keep_previous = false,
+                                         const CallOptions& options = {});
+  absl::StatusOr<ServerStatus> UnloadModel(const std::string& model, const CallOptions& options = {});
+  absl::StatusOr<ServerStatus> RollbackModel(const std::string& model, const CallOptions& options = {});
+
   // grpc.health.v1 Check of a service: "" is the server, "MODEL" a model, "MODEL/L" a layer. A service that the server does
   // not have is kServiceUnknown, not an error.
   absl::StatusOr<Health> CheckHealth(const std::string& service = "", const CallOptions& options = {});

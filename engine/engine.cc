@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/engine_past.h"
 #include "engine/forward.h"
 #include "engine/lanes.h"
 #include "engine/merged_call.h"
@@ -114,6 +115,9 @@ absl::Status Engine::Register(std::shared_ptr<Model> model) {
 absl::Status Engine::CheckMemory(const Model& added) const {
   MemoryNeed need = added.need();
   for (const std::shared_ptr<Model>& other : models_) need.Add(other->need());
+  for (const auto& [name, past] : past_) {
+    if (past.kept != nullptr) need.Add(past.kept->need());
+  }
   const absl::Status fits = CheckFits(need, options_.device, options_.memory_limit, options_.lanes);
   if (fits.ok()) return fits;
   return absl::Status(fits.code(), absl::StrCat("model ", added.name(), ": with it ", fits.message()));
@@ -122,20 +126,29 @@ absl::Status Engine::CheckMemory(const Model& added) const {
 absl::Status Engine::Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress) {
   absl::StatusOr<std::shared_ptr<Model>> found = Get(name);
   if (!found.ok()) return found.status();
-  Model& model = **found;
+  const LoadTools tools = {*pool_, *scratch_, [this](Accelerator& accelerator) { return LanesOf(accelerator); }};
+  return LoadLayers(**found, tools, &compute_mutex_, [&](const LoadProgress& so_far) {
+    if (progress) progress(so_far);
+    return absl::OkStatus();
+  });
+}
+
+// `turn` (null: none) is held while a layer is loaded.
+absl::Status Engine::LoadLayers(Model& model, const LoadTools& tools, std::mutex* turn, const GoOn& go_on) {
   absl::Status status = model.BeginLoad();
   if (!status.ok()) return status;
   LoadProgress so_far = {.total = model.layer_count()};
   for (int index = 0; index < so_far.total; ++index) so_far.total_file_bytes += model.file_bytes(index);
   for (int index = 0; status.ok() && index < so_far.total; ++index) {
     {
-      std::lock_guard<std::mutex> turn(compute_mutex_);
-      status = model.LoadLayer(index, {*pool_, *scratch_, [this](Accelerator& accelerator) { return LanesOf(accelerator); }});
+      std::unique_lock<std::mutex> lock;
+      if (turn != nullptr) lock = std::unique_lock<std::mutex>(*turn);
+      status = model.LoadLayer(index, tools);
     }
     so_far.done = index + 1;
     so_far.layer = model.config().moe_layers[index];
     so_far.file_bytes += model.file_bytes(index);
-    if (status.ok() && progress) progress(so_far);
+    if (status.ok() && go_on) status = go_on(so_far);
   }
   model.FinishLoad(status);
   return status;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -170,6 +171,7 @@ class LaneSet;      // an accelerator's lanes
 class Model;        // one checkpoint and its layers
 class SharedCache;  // device memory of other processes
 struct LoadedLayer;
+struct LoadTools;
 struct Scratch;     // buffers that calls reuse
 
 class Engine {
@@ -190,6 +192,23 @@ class Engine {
   // Loads all layers of a planned model; FAILED_PRECONDITION for one that is not in state kPlanned. `progress` (may be empty)
   // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
+
+  // Changes of what is served, while calls come. Each loads beside what is there, with threads of its own, checks the loaded layers as
+  // Load does, and only then flips: a call is computed wholly by the old or by the new weights, and every answer tells which by its
+  // generation. It returns when no call uses the old weights any more and their memory is free. After an error, and when `go_on`
+  // (may be empty), which is asked after each layer, returns one, the same weights are served as before. One change at a time:
+  // FAILED_PRECONDITION while another is under way.
+  using GoOn = std::function<absl::Status(const LoadProgress&)>;
+  // Adds a model. Errors as Plan and Load.
+  absl::Status Add(const std::string& name, const std::string& path, const GoOn& go_on);
+  // Replaces the weights of a model by those of `path`; shapes may differ. `keep`: the old ones stay in memory for
+  // Rollback; those that were kept before are freed first. RESOURCE_EXHAUSTED with needed and free bytes when both do not fit.
+  absl::Status Swap(const std::string& name, const std::string& path, bool keep, const GoOn& go_on);
+  // Takes back the last Swap: at once where the old weights were kept, else by loading their path again. FAILED_PRECONDITION when there
+  // was none.
+  absl::Status Rollback(const std::string& name, const GoOn& go_on);
+  // Removes a model, its kept weights included.
+  absl::Status Remove(const std::string& name);
 
   // out [M, H] in out.dtype. NOT_FOUND for model or layer; UNAVAILABLE before the layer is ready and when its accelerator failed,
   // with the reason; INVALID_ARGUMENT with the numbers for everything that is wrong with the call. An empty `model` means the
@@ -247,6 +266,12 @@ class Engine {
   // Whether all models and `added` fit into the memory of the host and that of the GPU. models_mutex_ must be held.
   absl::Status CheckMemory(const Model& added) const;
   absl::StatusOr<std::shared_ptr<Model>> Get(const std::string& name) const;
+  struct Past;
+  absl::StatusOr<std::string> KnownName(const std::string& name) const;
+  absl::StatusOr<std::shared_ptr<Model>> LoadBeside(const std::string& name, const std::string& path, const GoOn& go_on);
+  absl::Status LoadLayers(Model& model, const LoadTools& tools, std::mutex* turn, const GoOn& go_on);
+  absl::Status Replace(const std::string& name, std::shared_ptr<Model> with, bool keep);
+  void Release(std::shared_ptr<Model> model);
   // The lanes of `accelerator`, made by the first call. UNIMPLEMENTED for a second accelerator.
   absl::StatusOr<LaneSet*> LanesOf(Accelerator& accelerator);
   // The first failure of the accelerator so far, without asking it.
@@ -276,6 +301,8 @@ class Engine {
   absl::Status device_failure_;              // the first
   mutable std::mutex models_mutex_;          // guards models_
   std::vector<std::shared_ptr<Model>> models_;
+  std::map<std::string, Past> past_;         // by model; guarded by models_mutex_
+  std::mutex change_mutex_;                  // one change at a time
   std::mutex compute_mutex_;                 // one call computes on the host at a time; guards scratch_
   std::unique_ptr<Scratch> scratch_;
 };

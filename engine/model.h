@@ -5,6 +5,7 @@
 #ifndef MOED_ENGINE_MODEL_H_
 #define MOED_ENGINE_MODEL_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -61,13 +62,16 @@ class Model {
   static std::shared_ptr<Model> Bench(const std::string& name, int64_t hidden, const EngineOptions& options);
 
   const std::string& name() const { return name_; }
+  const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
   // What was decided at planning and, for quarantined backends, at loading.
   ExplainReport report() const;
   int layer_count() const { return static_cast<int>(layers_.size()); }
   // Of the experts' tensors of layer number `index` in load order, as stored.
   uint64_t file_bytes(int index) const { return layers_[index]->plan.file_bytes; }
-  uint64_t generation() const { return generation_; }
+  uint64_t generation() const { return generation_.load(); }
+  // Before the model is served, or served again.
+  void SetGeneration(uint64_t generation) { generation_.store(generation); }
 
   // What the planned layers hold, and the largest workspace of one.
   MemoryNeed need() const;
@@ -113,7 +117,7 @@ class Model {
   std::unique_ptr<Checkpoint> checkpoint_;  // null: a bench model
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
   std::vector<std::string> notes_;
-  uint64_t generation_ = 1;
+  std::atomic<uint64_t> generation_{1};
   bool on_gpu_ = false;
 
   mutable std::mutex mutex_;  // guards what follows

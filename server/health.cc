@@ -15,7 +15,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheck
  public:
   enum class Action { kNothing, kWrite, kFinish };
 
-  Watcher(HealthService* service, bool known) : service_(service), known_(known) {}
+  Watcher(HealthService* service, std::string name) : service_(service), name_(std::move(name)) {}
 
   // What to do now; at most one write is under way, and nothing follows a finish. Needs the lock.
   Action Next() {
@@ -24,7 +24,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheck
       finished_ = true;
       return Action::kFinish;
     }
-    const Status wanted = known_ ? service_->status_ : HealthCheckResponse::SERVICE_UNKNOWN;
+    const Status wanted = service_->names_.count(name_) != 0 ? service_->status_ : HealthCheckResponse::SERVICE_UNKNOWN;
     if (wanted == sent_) return Action::kNothing;
     sent_ = wanted;
     writing_ = true;
@@ -61,7 +61,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheck
   }
 
   HealthService* const service_;
-  const bool known_;
+  const std::string name_;
   HealthCheckResponse response_;  // belongs to gRPC while writing_
   Status sent_ = HealthCheckResponse::UNKNOWN;
   bool writing_ = false;
@@ -89,6 +89,14 @@ void HealthService::StopServing() {
   UpdateWatchers();
 }
 
+void HealthService::SetNames(const std::vector<std::string>& names) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    names_ = {names.begin(), names.end()};
+  }
+  UpdateWatchers();
+}
+
 void HealthService::EndWatches() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -112,15 +120,17 @@ void HealthService::UpdateWatchers() {
 grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context, const HealthCheckRequest* request,
                                                HealthCheckResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (names_.count(request->service()) == 0) {
+  bool known;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known = names_.count(request->service()) != 0;
+    response->set_status(status_);
+  }
+  if (!known) {
     reactor->Finish(grpc::Status(
         grpc::StatusCode::NOT_FOUND,
         absl::StrCat("service: wanted \"\", MODEL or MODEL/LAYER, got '", request->service().substr(0, 128), "'")));
     return reactor;
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    response->set_status(status_);
   }
   reactor->Finish(grpc::Status::OK);
   return reactor;
@@ -128,7 +138,7 @@ grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* cont
 
 grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(grpc::CallbackServerContext* context,
                                                                     const HealthCheckRequest* request) {
-  auto* watcher = new Watcher(this, names_.count(request->service()) != 0);
+  auto* watcher = new Watcher(this, request->service());
   Watcher::Action action;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -28,6 +28,8 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   // SERVING, and nobody is before it. `announce` must be quick.
   absl::Status ServeAfter(const std::function<absl::Status()>& announce);
   void StopServing();
+  // Knows `names` from now on: watches of names that are gone see SERVICE_UNKNOWN, of those that are new the status.
+  void SetNames(const std::vector<std::string>& names);
   // Ends all watches, also later ones, with UNAVAILABLE: they would hold up the listener's shutdown.
   void EndWatches();
 
@@ -43,8 +45,8 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   // Runs what each watcher should do next. Must be called without the lock.
   void UpdateWatchers();
 
-  const std::set<std::string> names_;
   std::mutex mutex_;
+  std::set<std::string> names_;                                         // guarded by mutex_
   Status status_ = grpc::health::v1::HealthCheckResponse::NOT_SERVING;  // guarded by mutex_
   bool ended_ = false;                                                  // guarded by mutex_
   std::set<Watcher*> watchers_;                                         // guarded by mutex_

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/model_name.h"
 #include "server/option_table.h"
 
 namespace moed {
@@ -17,7 +18,6 @@ namespace {
 using Kind = OptionSpec::Kind;
 
 constexpr size_t kMaxUnixPath = 107;  // sockaddr_un::sun_path less its terminating zero
-constexpr size_t kMaxModelName = 128;
 constexpr char kDefaultListen[] = "127.0.0.1:50061";
 
 absl::Status WantedGot(const std::string& wanted, const std::string& got) {
@@ -78,10 +78,7 @@ absl::Status AddModel(const std::string& text, ServeOptions* options) {
   model.path = named ? text.substr(equals + 1) : text;
   model.name = named ? text.substr(0, equals) : LastComponent(text);
   if (model.path.empty() || model.name.empty()) return WantedGot("[NAME=]PATH of a checkpoint directory", text);
-  const bool printable = std::all_of(model.name.begin(), model.name.end(), [](unsigned char c) { return c > 32 && c < 127; });
-  if (!printable || model.name.find('/') != std::string::npos || model.name.size() > kMaxModelName) {
-    return WantedGot(absl::StrCat("a model name of 1 to ", kMaxModelName, " printable characters without space and '/'"), model.name);
-  }
+  if (absl::Status status = CheckModelName(model.name); !status.ok()) return status;
   options->models.push_back(model);
   return absl::OkStatus();
 }
@@ -89,6 +86,12 @@ absl::Status AddModel(const std::string& text, ServeOptions* options) {
 absl::Status AddListen(const std::string& text, ServeOptions* options) {
   if (absl::Status status = CheckAddress(text); !status.ok()) return status;
   options->listen.push_back(text);
+  return absl::OkStatus();
+}
+
+absl::Status SetAdminListen(const std::string& text, ServeOptions* options) {
+  if (absl::Status status = CheckAddress(text); !status.ok()) return status;
+  options->admin_listen = text;
   return absl::OkStatus();
 }
 
@@ -230,6 +233,8 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"model", Kind::kList, "[NAME=]PATH", "a checkpoint directory to serve; NAME defaults to its last component", AddModel},
       {"listen", Kind::kList, "ADDR", "HOST:PORT or unix:PATH, port 0 picks one; default 127.0.0.1:50061", AddListen},
       {"health-listen", Kind::kText, "ADDR", "a second address that answers health checks only", SetHealthListen},
+      {"admin-listen", Kind::kText, "ADDR", "where models can be loaded, swapped and unloaded; default: with the calls, if --admin-token-file is given, else nowhere",
+       SetAdminListen},
       {"ready-file", Kind::kText, "FILE", "written when every layer is ready: {\"addresses\":[...],\"pid\":N}",
        [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->ready_file); }},
       {"session-socket", Kind::kText, "PATH",
@@ -305,7 +310,7 @@ const OptionSpec* FindOption(const std::string& name) {
   return nullptr;
 }
 
-bool IsLaterOption(const std::string& name) { return name == "metrics-listen" || name == "admin-listen"; }
+bool IsLaterOption(const std::string& name) { return name == "metrics-listen"; }
 
 absl::Status ApplyOption(const OptionSpec& spec, const std::string& source, const std::vector<std::string>& values,
                          ServeOptions* options) {

@@ -37,6 +37,7 @@ struct ServeOptions {
   int64_t bench_hidden = 0;         // H of a layer that gives back its input; 0: none
   std::vector<std::string> listen;  // HOST:PORT or unix:PATH; never empty after parsing (default 127.0.0.1:50061)
   std::string health_listen;        // empty: health on the main addresses only
+  std::string admin_listen;         // empty: on the main addresses with admin tokens, else nowhere
   std::string ready_file;           // empty: none
   std::string session_socket = "auto";  // where clients of this host share memory: a path, auto, or none
   uint64_t session_memory = uint64_t{4} << 30;  // bytes of all sessions together

@@ -28,16 +28,16 @@ absl::Status CheckTogether(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckReach(const ServeOptions& options, const std::string& address) {
-  const absl::StatusOr<bool> local = StaysOnThisMachine("--listen", address);
+absl::Status CheckReach(const ServeOptions& options, const std::string& option, const std::string& address) {
+  const absl::StatusOr<bool> local = StaysOnThisMachine(option, address);
   if (!local.ok()) return local.status();
   if (*local || !options.tls_cert.empty() || options.allow_insecure) return absl::OkStatus();
   const bool tokens = !options.token_file.empty() || !options.admin_token_file.empty();
   return absl::InvalidArgumentError(absl::StrCat(
-      "--listen: wanted loopback or a unix:PATH for clear text, got ", address, ", which other machines can reach",
+      option, ": wanted loopback or a unix:PATH for clear text, got ", address, ", which other machines can reach",
       tokens ? "; they would see the tokens" : "",
       "\nencrypt it: --tls-cert FILE --tls-key FILE, with --tls-client-ca FILE for clients that show certificates",
-      "\nor keep it on this machine: --listen 127.0.0.1:PORT or unix:PATH",
+      "\nor keep it on this machine: ", option, " 127.0.0.1:PORT or unix:PATH",
       "\nor take the risk: --allow-insecure"));
 }
 
@@ -46,7 +46,14 @@ absl::Status CheckReach(const ServeOptions& options, const std::string& address)
 absl::Status CheckSecurity(const ServeOptions& options) {
   if (absl::Status status = CheckTogether(options); !status.ok()) return status;
   for (const std::string& address : options.listen) {
-    if (absl::Status status = CheckReach(options, address); !status.ok()) return status;
+    if (absl::Status status = CheckReach(options, "--listen", address); !status.ok()) return status;
+  }
+  if (!options.admin_listen.empty()) {
+    if (absl::Status status = CheckReach(options, "--admin-listen", options.admin_listen); !status.ok()) return status;
+    if (!options.token_file.empty() && options.admin_token_file.empty()) {
+      return absl::InvalidArgumentError(
+          "--admin-listen: wanted --admin-token-file with it where --token-file guards the calls, got none");
+    }
   }
   if (!options.tls_cert.empty()) {
     const auto read = ReadTls({options.tls_cert, options.tls_key, options.tls_client_ca});

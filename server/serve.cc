@@ -173,6 +173,7 @@ class ReadyFile {
     if (path_.empty() || removed_) return absl::OkStatus();
     nlohmann::json document = {{"addresses", server.addresses()}, {"pid", getpid()}};
     if (!server.session_socket().empty()) document["session_socket"] = server.session_socket();
+    if (!server.admin_address().empty()) document["admin_address"] = server.admin_address();
     if (!server.health_address().empty()) document["health_address"] = server.health_address();
     const std::string draft = absl::StrCat(path_, ".", getpid(), ".tmp");
     std::ofstream file(draft, std::ios::trunc);
@@ -242,6 +243,7 @@ int RunServe(const ServeOptions& options) {
   if (absl::Status status = ready.Prepare(); !status.ok()) return ReportFailure(status);
   for (const std::string& address : (*server)->addresses()) spdlog::info("moed {} listens on {}", kVersion, address);
   if (!(*server)->session_socket().empty()) spdlog::info("sessions of shared memory at {}", (*server)->session_socket());
+  if (!(*server)->admin_address().empty()) spdlog::info("changes of models at {}", (*server)->admin_address());
   if (!(*server)->health_address().empty()) spdlog::info("health listens on {}", (*server)->health_address());
 
   auto events = std::make_shared<Events>();

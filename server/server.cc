@@ -139,7 +139,7 @@ int HelpersOf(const HostStatus& host) {
 Server::Server(const ServeOptions& options, Engine* engine)
     : limits_(LimitsOf(options)), queue_(limits_, [] { return std::chrono::steady_clock::now(); }),
       runner_(engine, &queue_, StepOf(options, *engine, limits_.batch_rows)),
-      service_(engine, &queue_, &runner_, &helpers_), engine_(engine), main_health_(HealthNames(*engine)),
+      service_(engine, &queue_, &runner_, &helpers_), admin_(engine, [this] { ModelsChanged(); }), engine_(engine), main_health_(HealthNames(*engine)),
       probe_health_(HealthNames(*engine)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& options, Engine* engine) {
@@ -171,6 +171,7 @@ absl::Status Server::OpenFiles(const ServeOptions& options) {
   if (!gate.ok()) return gate.status();
   gate_ = *std::move(gate);
   service_.SetGate(gate_.get());
+  admin_.SetGate(gate_.get());
   return absl::OkStatus();
 }
 
@@ -180,24 +181,57 @@ absl::Status Server::Bind(const ServeOptions& options) {
   Configure(!options.no_reflection, options.channelz, &main_builder);
   main_builder.RegisterService(&service_);
   main_builder.RegisterService(&main_health_);
+  if (!options.admin_token_file.empty() && options.admin_listen.empty()) main_builder.RegisterService(&admin_);
   absl::StatusOr<std::unique_ptr<grpc::Server>> main_listener =
       BindAll({"--listen", options.listen, tls_.get(), options.unix_mode}, &main_builder, &addresses_);
   if (!main_listener.ok()) return main_listener.status();
   main_listener_ = *std::move(main_listener);
   if (absl::Status status = ListenForSessions(options); !status.ok()) return status;
-  if (options.health_listen.empty()) return absl::OkStatus();
+  return BindBeside(options);
+}
 
+// The listeners for changes and for probes.
+absl::Status Server::BindBeside(const ServeOptions& options) {
+  std::vector<std::string> bound;
+  if (!options.admin_listen.empty()) {
+    grpc::ServerBuilder admin_builder;
+    Configure(!options.no_reflection, false, &admin_builder);
+    admin_builder.RegisterService(&admin_);
+    absl::StatusOr<std::unique_ptr<grpc::Server>> admin_listener =
+        BindAll({"--admin-listen", {options.admin_listen}, tls_.get(), options.unix_mode}, &admin_builder, &bound);
+    if (!admin_listener.ok()) return admin_listener.status();
+    admin_listener_ = *std::move(admin_listener);
+    admin_address_ = bound.back();
+  }
+  if (options.health_listen.empty()) return absl::OkStatus();
   grpc::ServerBuilder health_builder;
   Configure(false, false, &health_builder);
   health_builder.RegisterService(&probe_health_);
   health_builder.RegisterCallbackGenericService(&nothing_);
-  std::vector<std::string> bound;
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_listener =
       BindAll({"--health-listen", {options.health_listen}, nullptr, options.unix_mode}, &health_builder, &bound);
   if (!health_listener.ok()) return health_listener.status();
   health_listener_ = *std::move(health_listener);
-  health_address_ = bound.front();
+  health_address_ = bound.back();
   return absl::OkStatus();
+}
+
+// After a change, and before its caller hears of it.
+void Server::ModelsChanged() {
+  service_.RefreshModels();
+  const std::vector<std::string> names = HealthNames(*engine_);
+  main_health_.SetNames(names);
+  probe_health_.SetNames(names);
+  std::lock_guard<std::mutex> lock(phase_mutex_);
+  if (engine_->UsesGpu() && !draining_ && !device_watch_.joinable()) StartDeviceWatch();
+}
+
+std::vector<grpc::Server*> Server::Listeners() const {
+  std::vector<grpc::Server*> listeners;
+  for (grpc::Server* listener : {main_listener_.get(), admin_listener_.get(), health_listener_.get()}) {
+    if (listener != nullptr) listeners.push_back(listener);
+  }
+  return listeners;
 }
 
 // A path of the operator's must be had; without one, a server that cannot have its socket says so and goes on.
@@ -243,6 +277,7 @@ absl::Status Server::Open(const std::function<absl::Status()>& announce) {
   std::lock_guard<std::mutex> lock(phase_mutex_);
   if (draining_) return absl::OkStatus();
   if (!device_failure_.ok()) return device_failure_;
+  admin_.Open();
   service_.SetPhase(Phase::kServing);  // before health, so that SERVING is never a promise too early
   return main_health_.ServeAfter([&] { return probe_health_.ServeAfter(announce); });
 }
@@ -289,24 +324,24 @@ bool Server::Drain(std::chrono::milliseconds grace) {
 
 // Ends in time only if what computes does.
 void Server::FinishCalls() {
+  admin_.Stop();
   if (device_watch_.joinable()) device_watch_.join();
   queue_.Shutdown();
   helpers_.Stop();
   service_.WaitForAnswers(kAnswerLimit);
+  admin_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);
   if (sessions_ != nullptr) sessions_->Stop();
   main_health_.EndWatches();
   probe_health_.EndWatches();
-  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
-    if (listener != nullptr) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
-  }
+  for (grpc::Server* listener : Listeners()) listener->Shutdown(std::chrono::system_clock::now() + kStreamLimit);
 }
 
 // Breaks the connections, so that clients know at once. gRPC returns from a shutdown only when every call was answered, which those
 // that compute are not, hence a thread for it.
 void Server::CancelCalls() {
-  for (grpc::Server* listener : {main_listener_.get(), health_listener_.get()}) {
-    if (listener != nullptr) std::thread([listener] { listener->Shutdown(std::chrono::system_clock::now()); }).detach();
+  for (grpc::Server* listener : Listeners()) {
+    std::thread([listener] { listener->Shutdown(std::chrono::system_clock::now()); }).detach();
   }
   std::this_thread::sleep_for(kCancelTime);
 }

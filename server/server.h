@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "server/admin_service.h"
 #include "server/client_gate.h"
 #include "server/copy_helpers.h"
 #include "server/forward_runner.h"
@@ -56,6 +57,8 @@ class Server {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Empty without --health-listen.
   const std::string& health_address() const { return health_address_; }
+  // Empty without --admin-listen.
+  const std::string& admin_address() const { return admin_address_; }
   // Where clients of this host share memory; empty: nowhere.
   std::string session_socket() const { return sessions_ == nullptr ? "" : sessions_->path(); }
   WorkQueue::Counters counters() const { return queue_.counters(); }
@@ -64,7 +67,10 @@ class Server {
   Server(const ServeOptions& options, Engine* engine);
   absl::Status OpenFiles(const ServeOptions& options);
   absl::Status Bind(const ServeOptions& options);
+  absl::Status BindBeside(const ServeOptions& options);
   absl::Status ListenForSessions(const ServeOptions& options);
+  void ModelsChanged();
+  std::vector<grpc::Server*> Listeners() const;
   void StartDeviceWatch();
   void FinishCalls();
   void CancelCalls();
@@ -76,11 +82,12 @@ class Server {
   std::unique_ptr<ClientGate> gate_;
   std::unique_ptr<TlsFiles> tls_;  // null without TLS; outlives the listeners
   MoeService service_;
+  AdminService admin_;
   Engine* const engine_;
   HealthService main_health_;
   HealthService probe_health_;  // on the health listener
   std::vector<std::string> addresses_;
-  std::string health_address_;
+  std::string health_address_, admin_address_;
   std::mutex phase_mutex_;  // guards the next two and orders changes of health
   bool draining_ = false;
   absl::Status device_failure_;
@@ -88,7 +95,7 @@ class Server {
   std::thread device_watch_;            // not joinable where no layer is on a GPU
   grpc::CallbackGenericService nothing_;  // what the health listener offers beside health
   std::unique_ptr<grpc::Server> main_listener_;
-  std::unique_ptr<grpc::Server> health_listener_;
+  std::unique_ptr<grpc::Server> health_listener_, admin_listener_;  // null: none
   std::unique_ptr<Sessions> sessions_;  // null: none are offered
 };
 

@@ -29,7 +29,20 @@ void FillQueue(const WorkQueue::Counters& counters, v1::QueueStatus* out) {
 }  // namespace
 
 MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers)
-    : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), models_(engine->Status()), uses_gpu_(engine->UsesGpu()) {}
+    : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), uses_gpu_(engine->UsesGpu()) {
+  RefreshModels();
+}
+
+void MoeService::RefreshModels() {
+  auto table = std::make_shared<const ModelTable>(engine_->Status());
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  models_ = std::move(table);
+}
+
+std::shared_ptr<const ModelTable> MoeService::Models() const {
+  std::lock_guard<std::mutex> lock(models_mutex_);
+  return models_;
+}
 
 absl::Status MoeService::Admit(Kind kind) const {
   if (kind == Kind::kReports) return absl::OkStatus();
@@ -81,7 +94,8 @@ absl::Status MoeService::AnswerStatus(const v1::StatusRequest& request, v1::Stat
   const Phase phase = phase_.load();
   FillQueue(queue_->counters(), response->mutable_queue());
   if (request.model().empty()) return FillStatus(engine_->Status(), engine_->Host(), phase, response), absl::OkStatus();
-  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<const ModelFacts*> model = models->Find(request.model());
   if (!model.ok()) return model.status();
   absl::StatusOr<ModelStatus> status = engine_->FindModel((*model)->name);
   if (!status.ok()) return status.status();
@@ -103,7 +117,8 @@ grpc::ServerUnaryReactor* MoeService::Explain(grpc::CallbackServerContext* conte
 
 absl::Status MoeService::AnswerExplain(const v1::ExplainRequest& request, v1::ExplainResponse* response) const {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
-  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<const ModelFacts*> model = models->Find(request.model());
   if (!model.ok()) return model.status();
   if (request.has_layer()) {
     if (absl::Status status = CheckLayer(**model, request.layer()); !status.ok()) return status;
@@ -135,7 +150,8 @@ grpc::ServerUnaryReactor* MoeService::SelfCheck(grpc::CallbackServerContext* con
 
 absl::Status MoeService::StartSelfCheck(Call* call, const v1::SelfCheckRequest& request, grpc::ByteBuffer* response) {
   if (absl::Status known = CheckKnownFields(request); !known.ok()) return known;
-  absl::StatusOr<const ModelFacts*> model = models_.Find(request.model());
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<const ModelFacts*> model = models->Find(request.model());
   if (!model.ok()) return model.status();
   absl::StatusOr<int64_t> tokens = SelfCheckTokens(request);
   if (!tokens.ok()) return tokens.status();

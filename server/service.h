@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -50,6 +51,9 @@ class MoeService final : public MoeServiceBase {
   void SetGate(ClientGate* gate) { gate_ = gate; }
 
   void SetPhase(Phase phase) { phase_.store(phase); }
+
+  // To be called when the engine's models have changed: requests are checked against them as they are now.
+  void RefreshModels();
 
   // Waits until every call was answered; false when `limit` passed first.
   bool WaitForAnswers(std::chrono::milliseconds limit) { return open_.WaitForNone(limit); }
@@ -90,6 +94,7 @@ class MoeService final : public MoeServiceBase {
   grpc::ServerUnaryReactor* Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
                                    const grpc::ByteBuffer* bytes, const Body& body);
   absl::Status Admit(Kind kind) const;
+  std::shared_ptr<const ModelTable> Models() const;
 
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
   absl::Status PlaceHidden(UnaryForward* caller, CheckedForward* checked);
@@ -108,7 +113,8 @@ class MoeService final : public MoeServiceBase {
   WorkQueue* const queue_;
   ForwardRunner* const runner_;
   CopyHelpers* const helpers_;
-  const ModelTable models_;
+  mutable std::mutex models_mutex_;
+  std::shared_ptr<const ModelTable> models_;  // guarded by models_mutex_; what it points to never changes
   const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
   ClientGate* gate_ = nullptr;

@@ -82,7 +82,7 @@ grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* conte
 absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response) {
   auto caller = std::make_shared<UnaryForward>(call, std::move(request), response);
   const v1::ForwardRequest& message = caller->request->message();
-  absl::StatusOr<CheckedForward> checked = CheckForward(message, models_, caller->request->hidden_bytes());
+  absl::StatusOr<CheckedForward> checked = CheckForward(message, *Models(), caller->request->hidden_bytes());
   if (!checked.ok()) return checked.status();
   call->SetRequestId(message.request_id());
   if (absl::Status status = call->TakeRows(checked->call.hidden.rows); !status.ok()) return status;

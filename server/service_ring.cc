@@ -99,7 +99,7 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   if (absl::Status status = caller->share.TakeBytes(static_cast<int64_t>(copied)); !status.ok()) return status;
   if (absl::Status status = budget_.Take(copied); !status.ok()) return status;
   caller->budget = &budget_, caller->reserved = copied;
-  absl::StatusOr<CheckedForward> checked = CheckForward(request, models_);
+  absl::StatusOr<CheckedForward> checked = CheckForward(request, *Models());
   if (!checked.ok()) return checked.status();
   if (absl::Status status = caller->share.TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   ForwardWork work;
@@ -122,7 +122,8 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
 // Slots a row of the routing that a call uses.
 int64_t MoeService::RoutedSlots(const CheckedForward& checked) const {
   if (const RoutingByIds* ids = std::get_if<RoutingByIds>(&checked.call.routing)) return ids->top_k;
-  const absl::StatusOr<const ModelFacts*> model = models_.Find(checked.model);
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<const ModelFacts*> model = models->Find(checked.model);
   return model.ok() ? (*model)->top_k : 0;
 }
 

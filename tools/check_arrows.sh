@@ -78,7 +78,7 @@ check_rules() {
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
   only "//server:options reaches the vocabulary, json and CLI11 only" "//server:options" \
-    "($vocabulary) + //third_party:json + //third_party:cli11 + $std"
+    "//server:model_name + ($vocabulary) + //third_party:json + //third_party:cli11 + $std"
   only "//server:work_queue and what copies beside it reach std and absl status only" \
     "//server:copy_helpers + //server:look_out + //server:work_queue" "//server:look_out + ($vocabulary) + $std"
   only "//server reaches engine, kernels, proto and its libraries only" "//server:*" \

@@ -281,10 +281,8 @@ TEST_CASE("Flag and file may repeat each other but not differ") {
 TEST_CASE("Options of other versions are refused by name") {
   CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:0"}),
              Contains("--metrics-listen: is not in this version"));
-  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--admin-listen=127.0.0.1:0"}),
-             Contains("--admin-listen: is not in this version"));
-  CHECK_THAT(ConfigError(R"({"model": "/m", "admin-listen": "127.0.0.1:0"})"),
-             Contains("admin-listen: is not in this version"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "metrics-listen": "127.0.0.1:0"})"),
+             Contains("metrics-listen: is not in this version"));
 }
 
 TEST_CASE("A value of the wrong JSON type is refused with its key") {
