@@ -51,7 +51,7 @@ done
 refused 'fuzz: --jobs: wanted 1 to 999, got "0"' fuzz wire 10 --jobs 0
 refused 'fuzz: --jobs: wanted a value, got nothing' fuzz wire 10 --jobs
 refused 'fuzz: --models: wanted a folder, got "no/such"' fuzz wire 10 --models=no/such
-refused 'bench: unknown kind "frob"; kinds: cpu load gpu' bench cpu,frob
+refused 'bench: unknown kind "frob"; kinds: cpu load rpc gpu' bench cpu,frob
 refused 'bench: unknown option "--frob"; options: --json FILE, -- OPTIONS' bench --frob
 refused 'bench: --: wanted one KIND, whose options these are, got "cpu,load"' bench -- --tokens 1
 refused 'bench: --: wanted one KIND, whose options these are, got "load,gpu"' bench load,gpu -- --tokens 1
