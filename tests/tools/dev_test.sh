@@ -22,7 +22,7 @@ refused() {
   fi
 }
 
-commands="build, demo, test, sanitize, fuzz, bench, install, help"
+commands="build, demo, test, sanitize, fuzz, bench, install, image, check-deploy, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
@@ -59,6 +59,11 @@ refused 'bench: --json: wanted a file, got nothing' bench cpu --json
 refused 'bench: wanted at most KIND and FILTER, got "cpu a b"' bench cpu a b
 refused 'install: wanted one PREFIX, got 0 arguments' install
 refused 'install: wanted an absolute PREFIX, got "relative"' install relative
+refused 'image: unknown argument "x"; options: --from-source, --output FILE' image x
+refused 'image: --output: wanted a file, got nothing' image --output
+refused 'image: --output: wanted a new file in a folder that exists, got "no/such/file"' image --output no/such/file
+refused 'image: --output: wanted a new file in a folder that exists, got "/"' image --output=/
+refused 'check-deploy: wanted no arguments, got "x"' check-deploy x
 
 if ./dev help | grep -q '^Usage: ./dev COMMAND'; then
   passed=$((passed + 1))
