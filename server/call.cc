@@ -17,16 +17,6 @@ namespace {
 
 constexpr size_t kMaxMessage = 2000;  // bytes; percent-encoding may triple them on the wire
 
-// The call's deadline on the steady clock, which is what the queue and all durations use.
-WorkQueue::TimePoint SteadyDeadline(std::chrono::system_clock::time_point deadline) {
-  const auto left = deadline - std::chrono::system_clock::now();
-  // No deadline is the largest time point; a day is out of reach of any call and of any overflow.
-  if (deadline == std::chrono::system_clock::time_point::max() || left > std::chrono::hours(24)) {
-    return WorkQueue::TimePoint::max();
-  }
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<WorkQueue::Duration>(left);
-}
-
 // What Call::Queue puts into the queue.
 class StepsOfCall final : public QueuedWork {
  public:
@@ -42,6 +32,15 @@ class StepsOfCall final : public QueuedWork {
 };
 
 }  // namespace
+
+std::chrono::steady_clock::time_point SteadyDeadline(std::chrono::system_clock::time_point deadline) {
+  const auto left = deadline - std::chrono::system_clock::now();
+  // No deadline is the largest time point; a day is out of reach of any call and of any overflow.
+  if (deadline == std::chrono::system_clock::time_point::max() || left > std::chrono::hours(24)) {
+    return WorkQueue::TimePoint::max();
+  }
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<WorkQueue::Duration>(left);
+}
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;

@@ -26,6 +26,9 @@ namespace moed {
 // 8 KiB.
 grpc::Status ToGrpc(const absl::Status& status);
 
+// A call's deadline on the steady clock, which is what the queue and all durations use.
+std::chrono::steady_clock::time_point SteadyDeadline(std::chrono::system_clock::time_point deadline);
+
 // Counts the calls that are not yet answered, so that a drain knows when the last answer was handed over.
 class OpenCalls {
  public:

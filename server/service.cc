@@ -28,6 +28,13 @@ void FillQueue(const WorkQueue::Counters& counters, v1::QueueStatus* out) {
 
 }  // namespace
 
+std::chrono::steady_clock::time_point RequestDeadline(const v1::ForwardRequest& request,
+                                                      std::chrono::steady_clock::time_point started) {
+  constexpr uint64_t kDay = 86'400'000'000;  // out of reach of any call, and of any overflow
+  if (request.timeout_us() == 0 || request.timeout_us() > kDay) return std::chrono::steady_clock::time_point::max();
+  return started + std::chrono::microseconds(request.timeout_us());
+}
+
 MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers)
     : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), uses_gpu_(engine->UsesGpu()) {
   RefreshModels();

@@ -24,6 +24,8 @@
 #include "server/call.h"
 #include "server/copy_helpers.h"
 #include "server/forward_runner.h"
+#include "server/forward_stream.h"
+#include "server/message_forward.h"
 #include "server/received_forward.h"
 #include "server/request.h"
 #include "server/retry_info.h"
@@ -36,11 +38,16 @@ namespace moed {
 
 // Every request arrives as bytes: see request.h.
 using MoeServiceBase = moe::v1::Moe::WithRawCallbackMethod_Hello<
-    moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithRawCallbackMethod_Status<
-        moe::v1::Moe::WithRawCallbackMethod_Explain<moe::v1::Moe::WithRawCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>>;
+    moe::v1::Moe::WithRawCallbackMethod_Forward<moe::v1::Moe::WithRawCallbackMethod_ForwardStream<
+        moe::v1::Moe::WithRawCallbackMethod_Status<moe::v1::Moe::WithRawCallbackMethod_Explain<
+            moe::v1::Moe::WithRawCallbackMethod_SelfCheck<moe::v1::Moe::Service>>>>>>;
 
 // Bytes of requests that may be in flight: some of the largest, thousands of usual ones.
 inline constexpr size_t kMaxBytesInFlight = size_t{1} << 30;
+
+// When a request itself says that it is over: its timeout_us from `started` on; TimePoint::max() without one.
+std::chrono::steady_clock::time_point RequestDeadline(const moe::v1::ForwardRequest& request,
+                                                      std::chrono::steady_clock::time_point started);
 
 class MoeService final : public MoeServiceBase {
  public:
@@ -74,6 +81,7 @@ class MoeService final : public MoeServiceBase {
                                   grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ForwardStream(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
@@ -82,7 +90,8 @@ class MoeService final : public MoeServiceBase {
                                       grpc::ByteBuffer* response) override;
 
  private:
-  struct UnaryForward;
+  class UnaryForward;
+  class StreamForward;
   struct RingForward;
   struct SelfCheckJob;
 
@@ -97,9 +106,12 @@ class MoeService final : public MoeServiceBase {
   std::shared_ptr<const ModelTable> Models() const;
 
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
-  absl::Status PlaceHidden(UnaryForward* caller, CheckedForward* checked);
-  void CopyHidden(const std::shared_ptr<UnaryForward>& caller);
-  absl::Status UseSession(UnaryForward* caller, ForwardWork* work);
+  absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller);
+  void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
+  absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, std::string* request_id);
+  absl::Status PlaceHidden(MessageForward* caller, CheckedForward* checked);
+  void CopyHidden(const std::shared_ptr<MessageForward>& caller);
+  absl::Status UseSession(MessageForward* caller, ForwardWork* work);
   absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,
                                               std::shared_ptr<Region>* held) const;
   absl::Status SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token);

@@ -7,70 +7,42 @@
 // For a layer on a GPU a call runs while its hidden states are still being copied: what a compute thread does for it hides behind
 // the copy, and the first rows cross the bus before the last ones are there. Whoever copies holds the job, and so the memory on
 // both sides, however early the call ends.
+#include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 
+#include "server/message_forward.h"
 #include "server/service.h"
 
 namespace moed {
 namespace {
 
 namespace v1 = moe::v1;
-using std::chrono::steady_clock;
-
-int64_t Microseconds(steady_clock::duration duration) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
-}
-
-// A slice of `bytes` that owns `memory`: it goes back where it came from with the slice's last reference, on whatever thread.
-grpc::Slice SliceOf(CallMemory memory, size_t bytes) {
-  auto owner = std::make_unique<CallMemory>(std::move(memory));
-  void* data = owner->data();
-  return grpc::Slice(data, bytes, [](void* held) { delete static_cast<CallMemory*>(held); }, owner.release());
-}
-
 }  // namespace
 
-// A call from its parsed request to its answer. The checked call views `*request` and `hidden`.
-struct MoeService::UnaryForward final : public ForwardCaller {
+// A unary call.
+class MoeService::UnaryForward final : public MessageForward {
+ public:
   UnaryForward(Call* call, std::unique_ptr<ReceivedForward> parsed, grpc::ByteBuffer* response)
-      : call(call), request(std::move(parsed)), response(response) {}
+      : MessageForward(std::move(parsed)), call_(call), response_(response),
+        deadline_(std::min(call->deadline(), RequestDeadline(request->message(), call->started()))) {}
 
-  TimePoint started() const override { return call->started(); }
-  TimePoint deadline() const override { return call->deadline(); }
-  bool Gone() const override { return call->Gone(); }
-  void Prepare() override;
-  void Answer(ForwardAnswer answer) override;
-  void Fail(const absl::Status& why) override { call->Done(why); }
+  TimePoint started() const override { return call_->started(); }
+  TimePoint deadline() const override { return deadline_; }
+  bool Gone() const override { return call_->Gone(); }
+  void Fail(const absl::Status& why) override { call_->Done(why); }
+  absl::Status TakeRows(int64_t rows) override { return call_->TakeRows(rows); }
 
-  Call* const call;
-  const std::unique_ptr<ReceivedForward> request;
-  grpc::ByteBuffer* const response;
-  std::optional<CallMemory> hidden;  // nothing when they are in the message or in memory that the client named
-  std::shared_ptr<Region> hidden_region, output_region;  // of sessions
-  MutableTensorView output;          // its shape and dtype
-  bool output_follows = true;        // in the answer; else it is in memory that the client named
-  grpc::Slice head;                  // of the answer: what comes before the output's data
-  v1::ForwardResponse rest;          // and what comes after, as far as it is known
+ private:
+  void Deliver(grpc::ByteBuffer response) override {
+    *response_ = std::move(response);
+    call_->Done(absl::OkStatus());
+  }
+
+  Call* const call_;
+  grpc::ByteBuffer* const response_;
+  const TimePoint deadline_;
 };
-
-void MoeService::UnaryForward::Prepare() {
-  head = grpc::Slice(OutputHead(output.dtype, output.rows, output.cols, output_follows));
-  rest = BeginAnswer(request->message());
-}
-
-void MoeService::UnaryForward::Answer(ForwardAnswer answer) {
-  EndAnswer(answer.info, output.rows, &rest);
-  v1::Timing* timing = rest.mutable_timing();
-  timing->set_receive_us(answer.receive_us);
-  timing->set_queue_us(answer.queue_us);
-  timing->set_send_us(Microseconds(steady_clock::now() - answer.computed));
-  const grpc::Slice data = answer.output ? SliceOf(*std::move(answer.output), output.bytes()) : grpc::Slice();
-  const grpc::Slice slices[] = {std::move(head), data, grpc::Slice(rest.SerializeAsString())};
-  *response = grpc::ByteBuffer(slices, 3);
-  call->Done(absl::OkStatus());
-}
 
 grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
@@ -80,12 +52,16 @@ grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* conte
 }
 
 absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response) {
-  auto caller = std::make_shared<UnaryForward>(call, std::move(request), response);
+  call->SetRequestId(request->message().request_id());
+  return SubmitMessage(std::make_shared<UnaryForward>(call, std::move(request), response));
+}
+
+// Checks a parsed request and queues it. After an error nothing was queued.
+absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& caller) {
   const v1::ForwardRequest& message = caller->request->message();
   absl::StatusOr<CheckedForward> checked = CheckForward(message, *Models(), caller->request->hidden_bytes());
   if (!checked.ok()) return checked.status();
-  call->SetRequestId(message.request_id());
-  if (absl::Status status = call->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
+  if (absl::Status status = caller->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();
   if (absl::Status status = PlaceHidden(caller.get(), &*checked); !status.ok()) return status;
@@ -101,7 +77,7 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
 }
 
 // Gives the hidden states that the message does not hold their memory: where the layer's device reads them.
-absl::Status MoeService::PlaceHidden(UnaryForward* caller, CheckedForward* checked) {
+absl::Status MoeService::PlaceHidden(MessageForward* caller, CheckedForward* checked) {
   ReceivedForward* const request = caller->request.get();
   if (request->hidden_bytes() == 0) return absl::OkStatus();
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, request->hidden_bytes());
@@ -114,7 +90,7 @@ absl::Status MoeService::PlaceHidden(UnaryForward* caller, CheckedForward* check
 }
 
 // The addresses of what lies in the memory of sessions, which the caller then holds.
-absl::Status MoeService::UseSession(UnaryForward* caller, ForwardWork* work) {
+absl::Status MoeService::UseSession(MessageForward* caller, ForwardWork* work) {
   CheckedForward& checked = work->checked;
   if (checked.hidden_session) {
     absl::StatusOr<std::byte*> data = OpenSessionPlace("hidden.session_memory", *checked.hidden_session, checked.call.hidden.bytes(),
@@ -142,7 +118,7 @@ absl::StatusOr<std::byte*> MoeService::OpenSessionPlace(const std::string& field
 
 // Copies them there, with the help of threads that have nothing else to do; where the call was queued before, also of the one that
 // computes it.
-void MoeService::CopyHidden(const std::shared_ptr<UnaryForward>& caller) {
+void MoeService::CopyHidden(const std::shared_ptr<MessageForward>& caller) {
   ReceivedForward* const request = caller->request.get();
   if (request->hidden_bytes() == 0) return;
   const int helpers = uses_gpu_ ? CopyHelpers::For(request->hidden_bytes()) : 0;
