@@ -1,12 +1,10 @@
 #include "server/look_out.h"
 
-#include <chrono>
 #include <thread>
 
 namespace moed {
 namespace {
 
-constexpr std::chrono::microseconds kLookOut(100);
 constexpr int kPausesPerLook = 8;
 
 inline void Pause() {
@@ -17,8 +15,8 @@ inline void Pause() {
 
 }  // namespace
 
-void LookOut(const std::atomic<bool>& work) {
-  const auto end = std::chrono::steady_clock::now() + kLookOut;
+void LookOut(const std::atomic<bool>& work, std::chrono::microseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
   do {
     for (int i = 0; i < kPausesPerLook; ++i) {
       if (work.load(std::memory_order_relaxed)) return;

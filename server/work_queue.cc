@@ -19,8 +19,9 @@ WorkQueue::WorkQueue(const Limits& limits, Clock clock) : clock_(std::move(clock
 
 WorkQueue::~WorkQueue() { Shutdown(); }
 
-void WorkQueue::Start(int threads, const std::function<void()>& first) {
+void WorkQueue::Start(int threads, const std::function<void()>& first, std::chrono::microseconds linger) {
   at_once_ = threads;
+  linger_ = linger;
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this, first] {
       pthread_setname_np(pthread_self(), "compute");  // as `top -H` shows it
@@ -138,9 +139,23 @@ void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
 
 void WorkQueue::ThreadMain() {
   do {
-    while (RunNext()) {
-    }
+    bool ran = false;
+    do {
+      while (RunNext()) ran = true;
+    } while (ran && Linger());
   } while (WaitForWork());
+}
+
+// After a run: looks out for the next call of who got the answer. True when there is work.
+bool WorkQueue::Linger() {
+  if (linger_.count() == 0) return false;
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++looking_;
+  lock.unlock();
+  LookOut(work_, linger_);
+  lock.lock();
+  --looking_;
+  return batcher_.waiting() > 0 && batcher_.Due() <= clock_();
 }
 
 // False when the thread may end: once the queue is closed, only a thread that has a run can put something into it (what is not

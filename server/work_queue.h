@@ -53,8 +53,10 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Starts `threads` >= 1 compute threads, each of which calls `first` (may be empty) before any work. At most once.
-  void Start(int threads, const std::function<void()>& first = {});
+  // Starts `threads` >= 1 compute threads, each of which calls `first` (may be empty) before any work. After a run with nothing else to
+  // do a thread looks out for `linger` before it sleeps: the next call of a model's decoding follows the answer by some hundred
+  // microseconds, and waking a thread takes tens. At most once.
+  void Start(int threads, const std::function<void()>& first = {}, std::chrono::microseconds linger = {});
 
   // Hands over `work`. RESOURCE_EXHAUSTED when full (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of
   // the work is called then.
@@ -82,6 +84,7 @@ class WorkQueue {
   void Measure(Duration took, int64_t rows);  // needs the lock
   void EndRun(std::vector<Part> parts, TimePoint began);
   void ThreadMain();
+  bool Linger();
   bool WaitForWork();
   void NoteWork();  // needs the lock
 
@@ -99,6 +102,7 @@ class WorkQueue {
   int expected_ = 0;           // calls of Expect for which a thread was woken that is not awake yet
   std::atomic<bool> work_{false};  // closed_ or something waits; written under mutex_, read by those that look out
   std::vector<std::thread> threads_;  // written by Start and Shutdown
+  std::chrono::microseconds linger_{};  // before the threads start
   std::atomic<int> at_once_{1};       // threads, for RetryDelay
 };
 
