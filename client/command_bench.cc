@@ -57,6 +57,13 @@ absl::Status FindShape(const Globals& globals, int32_t layer, LoadOptions* load)
   return absl::NotFoundError(absl::StrCat("--layer: wanted one of ", layers, " (model ", model.name, "), got ", layer));
 }
 
+DType ParseDType(const std::string& name) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kF8E4m3, DType::kI8}) {
+    if (name == DTypeName(dtype)) return dtype;
+  }
+  return DType::kBf16;
+}
+
 Transport ParseTransport(const std::string& name) {
   for (const Transport transport : {Transport::kRpc, Transport::kSharedMemory, Transport::kRing}) {
     if (name == TransportName(transport)) return transport;
@@ -125,7 +132,7 @@ int RunBench(const Globals& globals, const BenchOptions& options) {
   load.model = globals.model;
   load.layer = options.layer;
   load.seconds = options.seconds;
-  load.dtype = options.dtype == "f32" ? DType::kF32 : options.dtype == "f16" ? DType::kF16 : DType::kBf16;
+  load.dtype = ParseDType(options.dtype);
   load.random_ids = options.random_ids;
   load.seed = options.seed;
   load.call = globals.Call();
@@ -185,8 +192,8 @@ void AddBench(CLI::App& app, const Globals& globals, Run* run) {
   command->add_option("--seconds", options->seconds, "measured time of each run")
       ->check(Between(0.01, 86400))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, "of hidden states and answer")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+  command->add_option("--dtype", options->dtype, "of hidden states, and of the answer but for f8e4m3 and i8, which get bf16")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "f8e4m3", "i8"}))
       ->capture_default_str();
   command->add_option("--transport", options->transports, "auto, rpc, shared-memory or ring; a list T,U,... runs each")
       ->delimiter(',')

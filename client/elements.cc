@@ -1,4 +1,5 @@
 // Element types of the public header: names, sizes and conversions from and to float. No state; callable from any thread.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -35,6 +36,17 @@ uint16_t HalfFromFloat(float value) {
   return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(exponent + 14) << 10) + units));
 }
 
+// The nearest E4M3 code of |value| <= 448, ties to even: units of the last place, which are 2^-9 for subnormals.
+uint8_t E4m3FromFloat(float value) {
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return sign | 0x7F;
+  const float magnitude = std::fabs(value);
+  const int exponent = magnitude >= 0x1p-6f ? std::ilogb(magnitude) : -6;
+  const uint32_t units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  // A normal number has 8 to 16 units: adding them to the exponent field carries the rounded-up mantissa over.
+  return static_cast<uint8_t>(sign | ((static_cast<uint32_t>(exponent + 6) << 3) + units));
+}
+
 uint16_t Bf16FromFloat(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -43,13 +55,18 @@ uint16_t Bf16FromFloat(float value) {
 
 }  // namespace
 
-size_t ElementBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+size_t ElementBytes(DType dtype) {
+  if (dtype == DType::kF8E4m3 || dtype == DType::kI8) return 1;
+  return dtype == DType::kF32 ? 4 : 2;
+}
 
 const char* DTypeName(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "f32";
     case DType::kBf16: return "bf16";
     case DType::kF16: return "f16";
+    case DType::kF8E4m3: return "f8e4m3";
+    case DType::kI8: return "i8";
   }
   return "unknown";
 }
@@ -79,6 +96,24 @@ std::vector<uint8_t> FromFloats(DType dtype, std::span<const float> values) {
     bytes[2 * i + 1] = static_cast<uint8_t>(bits >> 8);
   }
   return bytes;
+}
+
+PackedRows PackRows(DType dtype, std::span<const float> values, int64_t columns) {
+  PackedRows packed;
+  packed.codes.resize(values.size());
+  const float largest_code = dtype == DType::kI8 ? 127.0f : 448.0f;
+  for (size_t begin = 0; columns > 0 && begin < values.size(); begin += static_cast<size_t>(columns)) {
+    const std::span<const float> row = values.subspan(begin, std::min(values.size() - begin, static_cast<size_t>(columns)));
+    float largest = 0;
+    for (const float value : row) largest = std::max(largest, std::fabs(value));
+    const float scale = largest > 0 ? largest / largest_code : 1.0f;
+    packed.scales.push_back(scale);
+    for (size_t i = 0; i < row.size(); ++i) {
+      const float code = std::clamp(row[i] / scale, -largest_code, largest_code);  // the quotient may be rounded beyond it
+      packed.codes[begin + i] = dtype == DType::kI8 ? static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(code))) : E4m3FromFloat(code);
+    }
+  }
+  return packed;
 }
 
 }  // namespace moed::client

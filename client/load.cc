@@ -23,6 +23,7 @@ class Worker {
     call_.model = options.model;
     call_.layer = options.layer;
     call_.hidden = {options.dtype, options.tokens, options.hidden, hidden_};
+    call_.hidden_scales = scales_;
   }
 
   // Connects and sends the request that is not measured.
@@ -59,7 +60,7 @@ class Worker {
   absl::Status UseBuffers() {
     absl::Status first = client_->Forward(call_, options_.call).status();  // before the session opens, so that its error is this one
     if (!first.ok()) return first;
-    absl::StatusOr<Buffer> hidden = client_->Allocate(hidden_.size()), output = client_->Allocate(hidden_.size());
+    absl::StatusOr<Buffer> hidden = client_->Allocate(hidden_.size()), output = client_->Allocate(OutputBytes());
     if (!hidden.ok()) return hidden.status();
     if (!output.ok()) return output.status();
     std::copy(hidden_.begin(), hidden_.end(), hidden->bytes().begin());
@@ -75,10 +76,13 @@ class Worker {
     return client_->ForwardInto(call_, buffers_[1].bytes(), options_.call);
   }
 
+  size_t OutputBytes() const {
+    return static_cast<size_t>(options_.tokens * options_.hidden) * std::max<size_t>(2, ElementBytes(options_.dtype));
+  }
+
   // Room for one call at a time, and for the copies of the first.
   size_t SessionBytes() const {
-    const int64_t row = 4 * options_.hidden * static_cast<int64_t>(ElementBytes(options_.dtype)) + 8 * options_.top_k;
-    return static_cast<size_t>(options_.tokens * row) + (64 << 10);
+    return 2 * (hidden_.size() + OutputBytes()) + static_cast<size_t>(options_.tokens * (8 * options_.top_k + 4)) + (64 << 10);
   }
 
   // Uniform in [-2, 2): about the spread of normalised hidden states.
@@ -86,7 +90,12 @@ class Worker {
     std::uniform_real_distribution<float> uniform(-2.0f, 2.0f);
     std::vector<float> values(static_cast<size_t>(options_.tokens * options_.hidden));
     for (float& value : values) value = uniform(random);
-    hidden_ = FromFloats(options_.dtype, values);
+    if (ElementBytes(options_.dtype) > 1) {
+      hidden_ = FromFloats(options_.dtype, values);
+    } else {
+      PackedRows packed = PackRows(options_.dtype, values, options_.hidden);
+      hidden_ = std::move(packed.codes), scales_ = std::move(packed.scales);
+    }
   }
 
   // k distinct experts per row with equal weights: the first k of a shuffled list.
@@ -122,7 +131,7 @@ class Worker {
   const LoadOptions& options_;
   std::vector<uint8_t> hidden_;
   std::vector<int32_t> ids_;
-  std::vector<float> weights_;
+  std::vector<float> weights_, scales_;
   ForwardCall call_;
   std::unique_ptr<MoeClient> client_;
   std::vector<Buffer> buffers_;  // hidden states and output; none for the first call

@@ -175,23 +175,38 @@ moe::v1::DType ToWire(DType dtype) {
     case DType::kF32: return moe::v1::DTYPE_F32;
     case DType::kBf16: return moe::v1::DTYPE_BF16;
     case DType::kF16: return moe::v1::DTYPE_F16;
+    case DType::kF8E4m3: return moe::v1::DTYPE_F8E4M3;
+    case DType::kI8: return moe::v1::DTYPE_I8;
   }
   return moe::v1::DTYPE_UNSPECIFIED;
 }
 
+DType OutputType(const ForwardCall& call) {
+  const DType same = ElementBytes(call.hidden.dtype) == 1 ? DType::kBf16 : call.hidden.dtype;
+  return call.output_dtype.value_or(same);
+}
+
 absl::Status CheckCall(const ForwardCall& call) {
   if (absl::Status status = CheckHidden(call.hidden); !status.ok()) return status;
+  const int64_t scales = ElementBytes(call.hidden.dtype) == 1 ? call.hidden.rows : 0;
+  if (absl::Status status = CheckCount("hidden_scales", scales, 1, call.hidden_scales.size()); !status.ok()) return status;
+  if (call.output_dtype && ElementBytes(*call.output_dtype) == 1) {
+    return absl::InvalidArgumentError(absl::StrCat("output_dtype: wanted f32, bf16 or f16, got ", DTypeName(*call.output_dtype)));
+  }
   return CheckRouting(call);
 }
 
 size_t OutputBytes(const ForwardCall& call) {
-  return static_cast<size_t>(call.hidden.rows * call.hidden.columns) * ElementBytes(call.output_dtype.value_or(call.hidden.dtype));
+  return static_cast<size_t>(call.hidden.rows * call.hidden.columns) * ElementBytes(OutputType(call));
 }
 
 void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
   request->set_model(call.model);
   request->set_layer(call.layer);
   SetTensor(ToWire(call.hidden.dtype), call.hidden.rows, call.hidden.columns, nullptr, 0, request->mutable_hidden());
+  if (!call.hidden_scales.empty()) {
+    request->mutable_hidden()->set_scales(call.hidden_scales.data(), call.hidden_scales.size_bytes());
+  }
   SetRouting(call, request);
   if (call.output_dtype.has_value()) request->set_output_dtype(ToWire(*call.output_dtype));
   request->set_routed_only(call.routed_only);
@@ -200,13 +215,13 @@ void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
 }
 
 absl::Status CheckOutput(const ForwardCall& call, const moe::v1::Tensor& output, size_t data_bytes) {
-  const DType dtype = call.output_dtype.value_or(call.hidden.dtype);
+  const DType dtype = OutputType(call);
   return CheckAnswer("output", output, data_bytes, ToWire(dtype), call.hidden.rows, call.hidden.columns, ElementBytes(dtype));
 }
 
 absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::ForwardResponse& response) {
   ForwardResult result;
-  result.dtype = call.output_dtype.value_or(call.hidden.dtype);
+  result.dtype = OutputType(call);
   result.rows = call.hidden.rows;
   result.columns = call.hidden.columns;
   result.backend = response.backend();

@@ -34,13 +34,20 @@
 namespace moed::client {
 
 // Element type of hidden states and outputs. f32 on the wire means float32 arithmetic on the server; the 16-bit types allow
-// bf16 products there.
-enum class DType { kF32, kBf16, kF16 };
+// bf16 products there. The last two are for hidden states alone, with a scale a row: they are what bf16(code x scale) is.
+enum class DType { kF32, kBf16, kF16, kF8E4m3, kI8 };
 // Bytes of one element.
 size_t ElementBytes(DType dtype);
-// "f32", "bf16", "f16".
+// "f32", "bf16", "f16", "f8e4m3", "i8".
 const char* DTypeName(DType dtype);
-// Elements widened to float, exactly. A rest that is no whole element is ignored.
+// [rows, columns] values in one byte an element: each row's scale is its largest magnitude by the code's (448 or 127), 1 for a row of
+// zeros; values are rounded to the nearest code. `dtype` is kF8E4m3 or kI8.
+struct PackedRows {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;  // [rows]
+};
+PackedRows PackRows(DType dtype, std::span<const float> values, int64_t columns);
+// Elements widened to float, exactly; not of one byte. A rest that is no whole element is ignored.
 std::vector<float> ToFloats(DType dtype, std::span<const uint8_t> bytes);
 // Floats rounded to the nearest element, ties to even; NaN stays NaN, too large a value becomes infinite.
 std::vector<uint8_t> FromFloats(DType dtype, std::span<const float> values);
@@ -99,6 +106,7 @@ struct ForwardCall {
   std::string model;  // may be empty when the server has one model
   int32_t layer = 0;  // as in the checkpoint's tensor names
   HiddenView hidden;  // [M, H]
+  std::span<const float> hidden_scales;  // [M], where hidden has one byte an element
   // What keeps the memory of hidden.data (Buffer::owner, or the caller's own), where a message may be sent from it without a copy; the
   // memory must be left alone until the owner is not shared any more, which may be after a call that failed. Null: it is copied.
   std::shared_ptr<const void> hidden_owner;
@@ -110,7 +118,7 @@ struct ForwardCall {
   int64_t num_experts = 0;               // E, columns of router_logits
   std::span<const float> router_logits;  // [M, E], after the router's bias, before any correction bias
 
-  std::optional<DType> output_dtype;  // default: that of `hidden`
+  std::optional<DType> output_dtype;  // default: that of `hidden`, bf16 where that has one byte
   bool routed_only = false;           // leave out the shared expert
   bool return_routing = false;        // fill ForwardResult::ids and weights
   std::string request_id;             // at most 128 bytes; appears in the server's log lines

@@ -52,18 +52,19 @@ std::optional<SharedCall> SharedCall::Place(const std::shared_ptr<SharedSession>
 bool SharedCall::PlaceAll() {
   submission_.layer = call_.layer;
   submission_.hidden_dtype = client::ToWire(call_.hidden.dtype);
-  submission_.output_dtype = client::ToWire(call_.output_dtype.value_or(call_.hidden.dtype));
+  submission_.output_dtype = client::ToWire(OutputType(call_));
   submission_.rows = static_cast<uint64_t>(call_.hidden.rows);
   submission_.cols = static_cast<uint64_t>(call_.hidden.columns);
   submission_.flags = (call_.routed_only ? ring::kRoutedOnly : 0) | (call_.return_routing ? ring::kReturnRouting : 0);
   std::memcpy(submission_.model, call_.model.data(), call_.model.size());
   std::memcpy(submission_.request_id, call_.request_id.data(), call_.request_id.size());
-  const std::optional<uint64_t> hidden = In(call_.hidden.data);
+  const std::optional<uint64_t> hidden = In(call_.hidden.data), scales = In(Bytes(call_.hidden_scales));
   std::optional<uint64_t> output = output_.empty() ? std::nullopt : session_->OffsetOf(output_);
   output_in_place_ = output.has_value();
   if (!output) output = NewPart(OutputBytes(call_));
-  if (!hidden || !output) return false;
+  if (!hidden || !scales || !output) return false;
   submission_.hidden_offset = *hidden;
+  submission_.scales_offset = *scales;
   submission_.output_offset = *output;
   return PlaceRouting();
 }
@@ -112,7 +113,7 @@ std::optional<uint64_t> SharedCall::In(std::span<const uint8_t> bytes) {
 const uint8_t* SharedCall::At(uint64_t offset) const { return session_->data() + offset; }
 
 void SharedCall::TakeOutput(ForwardResult* result) const {
-  result->dtype = call_.output_dtype.value_or(call_.hidden.dtype);
+  result->dtype = OutputType(call_);
   result->rows = call_.hidden.rows;
   result->columns = call_.hidden.columns;
   if (output_in_place_) return;

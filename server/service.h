@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -109,7 +110,9 @@ class MoeService final : public MoeServiceBase {
   absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller);
   void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
   absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, std::string* request_id);
-  absl::Status PlaceHidden(MessageForward* caller, CheckedForward* checked);
+  absl::Status PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked);
+  absl::Status ExpandHidden(MessageForward* caller, CheckedForward* checked);
+  absl::Status ExpandInto(CheckedForward* checked, std::optional<CallMemory>* hidden) const;
   void CopyHidden(const std::shared_ptr<MessageForward>& caller);
   absl::Status UseSession(MessageForward* caller, ForwardWork* work);
   absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,

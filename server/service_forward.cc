@@ -9,6 +9,7 @@
 // both sides, however early the call ends.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "server/message_forward.h"
@@ -64,36 +65,75 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   if (absl::Status status = caller->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();
-  if (absl::Status status = PlaceHidden(caller.get(), &*checked); !status.ok()) return status;
-  if (!uses_gpu_) CopyHidden(caller);  // processors have other work than to copy, or to wait for who does
+  if (absl::Status status = PlaceHidden(caller, &*checked); !status.ok()) return status;
   ForwardWork work;
   work.checked = *std::move(checked);
   work.want_routing = message.return_routing();
   work.caller = caller;
   if (absl::Status status = UseSession(caller.get(), &work); !status.ok()) return status;
+  const bool still_to_copy = work.checked.call.incoming != nullptr;
   absl::Status status = runner_->Submit(std::move(work));
-  if (status.ok() && uses_gpu_) CopyHidden(caller);
+  if (status.ok() && still_to_copy) CopyHidden(caller);
   return status;
 }
 
-// Gives the hidden states that the message does not hold their memory: where the layer's device reads them.
-absl::Status MoeService::PlaceHidden(MessageForward* caller, CheckedForward* checked) {
+// Gives the hidden states that the message does not hold their memory: where the layer's device reads them. Of a layer on a GPU they are
+// copied there later.
+absl::Status MoeService::PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked) {
   ReceivedForward* const request = caller->request.get();
+  if (checked->packed) return ExpandHidden(caller.get(), checked);
   if (request->hidden_bytes() == 0) return absl::OkStatus();
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, request->hidden_bytes());
   if (!memory.ok()) return memory.status();
   caller->hidden.emplace(*std::move(memory));
   request->PlaceHidden(static_cast<std::byte*>(caller->hidden->data()));
   checked->call.hidden.data = caller->hidden->data();
-  if (uses_gpu_) checked->call.incoming = request;
+  if (uses_gpu_) {
+    checked->call.incoming = request;
+  } else {
+    CopyHidden(caller);  // processors have other work than to copy, or to wait for who does
+  }
+  return absl::OkStatus();
+}
+
+// Expands hidden states of one byte an element, wherever they came.
+absl::Status MoeService::ExpandHidden(MessageForward* caller, CheckedForward* checked) {
+  ReceivedForward* const request = caller->request.get();
+  std::optional<CallMemory> codes;  // that were held back
+  if (request->hidden_bytes() > 0) {
+    absl::StatusOr<CallMemory> memory = CallMemory::FromHeap(request->hidden_bytes());
+    if (!memory.ok()) return memory.status();
+    codes.emplace(*std::move(memory));
+    request->PlaceHidden(static_cast<std::byte*>(codes->data()));
+    request->TakePart();
+    request->LetGo();
+    checked->packed->codes = codes->data();
+  } else if (checked->hidden_session) {
+    absl::StatusOr<std::byte*> data =
+        OpenSessionPlace("hidden.session_memory", *checked->hidden_session, checked->hidden_bytes(), &caller->hidden_region);
+    if (!data.ok()) return data.status();
+    checked->packed->codes = *data;
+  }
+  return ExpandInto(checked, &caller->hidden);
+}
+
+// Expands packed hidden states, whose codes have an address, into memory of the call.
+absl::Status MoeService::ExpandInto(CheckedForward* checked, std::optional<CallMemory>* hidden) const {
+  TensorView& view = checked->call.hidden;
+  absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, view.bytes());
+  if (!memory.ok()) return memory.status();
+  hidden->emplace(*std::move(memory));
+  view.data = (*hidden)->data();
+  ExpandPayload(checked->packed->code, static_cast<const uint8_t*>(checked->packed->codes), checked->packed->scales, view.cols,
+                static_cast<uint16_t*>((*hidden)->data()));
   return absl::OkStatus();
 }
 
 // The addresses of what lies in the memory of sessions, which the caller then holds.
 absl::Status MoeService::UseSession(MessageForward* caller, ForwardWork* work) {
   CheckedForward& checked = work->checked;
-  if (checked.hidden_session) {
-    absl::StatusOr<std::byte*> data = OpenSessionPlace("hidden.session_memory", *checked.hidden_session, checked.call.hidden.bytes(),
+  if (checked.hidden_session && !checked.packed) {
+    absl::StatusOr<std::byte*> data = OpenSessionPlace("hidden.session_memory", *checked.hidden_session, checked.hidden_bytes(),
                                                        &caller->hidden_region);
     if (!data.ok()) return data.status();
     checked.call.hidden.data = *data;

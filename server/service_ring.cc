@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "server/ring_server.h"
@@ -54,6 +55,7 @@ struct MoeService::RingForward final : public ForwardCaller {
   size_t reserved = 0;
   ClientShare share;
   v1::ForwardRequest request;
+  std::optional<CallMemory> expanded;  // hidden states that came in one byte an element
 };
 
 void MoeService::RingForward::Answer(ForwardAnswer answer) {
@@ -108,11 +110,15 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
     absl::Status status = CheckUsedRouting(submission, region.memory(), RoutedSlots(*checked));
     if (!status.ok()) return status;
   }
-  absl::StatusOr<std::byte*> hidden = region.At("hidden", submission.hidden_offset, checked->call.hidden.bytes());
+  absl::StatusOr<std::byte*> hidden = region.At("hidden", submission.hidden_offset, checked->hidden_bytes());
   if (!hidden.ok()) return hidden.status();
   absl::StatusOr<std::byte*> output = region.At("output", submission.output_offset, checked->output_bytes());
   if (!output.ok()) return output.status();
   checked->call.hidden.data = *hidden;
+  if (checked->packed) {
+    checked->packed->codes = *hidden;
+    if (absl::Status status = ExpandInto(&*checked, &caller->expanded); !status.ok()) return status;
+  }
   work.output = *output;
   work.checked = *std::move(checked);
   work.caller = caller;

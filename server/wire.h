@@ -24,6 +24,7 @@
 #include "proto/moe/v1/moe.pb.h"
 #include "proto/ring/layout.h"
 #include "proto/ring/session.h"
+#include "server/payload.h"
 
 namespace moed {
 
@@ -96,6 +97,13 @@ struct SessionPlace {
   uint64_t offset = 0;
 };
 
+// Hidden states in one byte an element, which must be expanded (payload.h) before the call runs.
+struct PackedHidden {
+  PayloadCode code = PayloadCode::kF8E4m3;
+  const void* codes = nullptr;    // [M, H]; null: held back, or in a session
+  std::span<const char> scales;   // [M] float32, not aligned
+};
+
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
@@ -104,8 +112,13 @@ struct CheckedForward {
   std::optional<SharedPlace> hidden_memory;  // call.hidden is on the device and has no address yet
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
   std::optional<SessionPlace> hidden_session;  // call.hidden has no address yet
+  std::optional<PackedHidden> packed;          // nor then, and it says bf16
   std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
 
+  // Of the hidden states as they came.
+  size_t hidden_bytes() const {
+    return packed ? static_cast<size_t>(call.hidden.rows * call.hidden.cols) : call.hidden.bytes();
+  }
   bool output_in_answer() const { return !output_memory && !output_session; }
   size_t output_bytes() const {
     return MutableTensorView{nullptr, output_dtype, call.hidden.rows, call.hidden.cols}.bytes();

@@ -36,7 +36,16 @@ std::string DTypeText(int dtype) {
   return name.empty() ? absl::StrCat("the unknown dtype ", dtype) : name;
 }
 
-int64_t ElementBytes(v1::DType dtype) { return dtype == v1::DTYPE_F32 || dtype == v1::DTYPE_I32 ? 4 : 2; }
+std::optional<PayloadCode> CodeOf(v1::DType dtype) {
+  if (dtype == v1::DTYPE_F8E4M3) return PayloadCode::kF8E4m3;
+  if (dtype == v1::DTYPE_I8) return PayloadCode::kI8;
+  return std::nullopt;
+}
+
+int64_t ElementBytes(v1::DType dtype) {
+  if (CodeOf(dtype)) return 1;
+  return dtype == v1::DTYPE_F32 || dtype == v1::DTYPE_I32 ? 4 : 2;
+}
 
 std::optional<DType> ActivationType(v1::DType dtype) {
   switch (dtype) {
@@ -82,6 +91,7 @@ absl::StatusOr<int64_t> NeededBytes(const std::string& field, const v1::Tensor& 
 absl::StatusOr<Matrix> ReadMatrix(const std::string& field, const v1::Tensor& tensor, size_t held_back = 0) {
   if (tensor.has_device_memory()) return Invalid(field, "data", "device_memory");
   if (tensor.has_session_memory()) return Invalid(field, "data", "session_memory");
+  if (!tensor.scales().empty() && !CodeOf(tensor.dtype())) return Invalid(field, "no scales", "some");
   const int64_t got = static_cast<int64_t>(tensor.data().size() + held_back);
   const absl::StatusOr<int64_t> bytes = NeededBytes(field, tensor, static_cast<size_t>(got));
   if (!bytes.ok()) return bytes.status();
@@ -157,12 +167,26 @@ absl::StatusOr<Matrix> ReadTyped(const std::string& field, bool present, const v
   return ReadMatrix(field, tensor);
 }
 
+// The scales of hidden states in one byte an element; `hidden` are these.
+absl::Status ReadScales(const v1::Tensor& tensor, PayloadCode code, const Matrix& hidden, CheckedForward* checked) {
+  const std::string& scales = tensor.scales();
+  if (tensor.has_device_memory()) return Invalid("hidden", "16 or 32 bits an element in device_memory", DTypeText(tensor.dtype()));
+  if (hidden.rows > std::numeric_limits<int64_t>::max() / 4 || static_cast<uint64_t>(hidden.rows) * 4 != scales.size()) {
+    return Invalid("hidden.scales", absl::StrCat("a float32 for each of ", hidden.rows, " rows"), absl::StrCat(scales.size(), " bytes"));
+  }
+  checked->packed = {code, hidden.data, {scales.data(), scales.size()}};
+  return absl::OkStatus();
+}
+
 // Hidden states, wherever they lie; `checked` is told where when that is not the message.
 absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const ModelFacts& model, size_t held_back,
                                       CheckedForward* checked) {
   if (!request.has_hidden()) return Invalid("hidden", absl::StrCat("a tensor [M, ", model.hidden, "]"), "none");
-  const std::optional<DType> dtype = ActivationType(request.hidden().dtype());
-  if (!dtype) return Invalid("hidden", "DTYPE_F32, DTYPE_BF16 or DTYPE_F16", DTypeText(request.hidden().dtype()));
+  const std::optional<PayloadCode> code = CodeOf(request.hidden().dtype());
+  const std::optional<DType> dtype = code ? DType::kBf16 : ActivationType(request.hidden().dtype());
+  if (!dtype) {
+    return Invalid("hidden", "DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_F8E4M3 or DTYPE_I8", DTypeText(request.hidden().dtype()));
+  }
   const bool on_device = request.hidden().has_device_memory();
   absl::StatusOr<Matrix> hidden =
       on_device ? ReadDeviceMatrix("hidden", request.hidden(), held_back, &checked->hidden_memory)
@@ -174,6 +198,11 @@ absl::StatusOr<TensorView> ReadHidden(const v1::ForwardRequest& request, const M
     return Invalid("hidden", absl::StrCat("shape [M, ", model.hidden, "] for model '", model.name, "'"),
                    Shape(request.hidden()));
   }
+  if (code) {
+    if (absl::Status status = ReadScales(request.hidden(), *code, *hidden, checked); !status.ok()) return status;
+    return TensorView{nullptr, *dtype, hidden->rows, hidden->cols};
+  }
+  if (!request.hidden().scales().empty()) return Invalid("hidden", "scales with one byte an element only", DTypeText(request.hidden().dtype()));
   return TensorView{hidden->data, *dtype, hidden->rows, hidden->cols, on_device ? Place::kDevice : Place::kHost};
 }
 
@@ -269,7 +298,7 @@ absl::Status CheckAnswerSize(const v1::ForwardRequest& request, const CheckedFor
 // INVALID_ARGUMENT when the output at offset `output` and the hidden states at `hidden` of the same memory have a byte in common.
 absl::Status CheckApart(const std::string& field, uint64_t hidden, uint64_t output, const CheckedForward& checked) {
   const uint64_t low = std::min(hidden, output), high = std::max(hidden, output);
-  const uint64_t length = low == hidden ? checked.call.hidden.bytes() : checked.output_bytes();
+  const uint64_t length = low == hidden ? checked.hidden_bytes() : checked.output_bytes();
   if (high - low >= length || checked.call.hidden.rows == 0) return absl::OkStatus();
   return Invalid(field, "no byte of hidden", absl::StrCat("offsets ", output, " and ", hidden));
 }

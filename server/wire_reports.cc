@@ -155,7 +155,7 @@ absl::Status FillHello(const v1::HelloRequest& request, const std::vector<ModelS
   response->set_protocol(kProtocol);
   response->set_version(kVersion);
   response->set_max_message_bytes(kMaxMessageBytes);
-  for (const v1::DType dtype : {v1::DTYPE_F32, v1::DTYPE_BF16, v1::DTYPE_F16}) response->add_hidden_dtypes(dtype);
+  for (const v1::DType dtype : {v1::DTYPE_F32, v1::DTYPE_BF16, v1::DTYPE_F16, v1::DTYPE_F8E4M3, v1::DTYPE_I8}) response->add_hidden_dtypes(dtype);
   for (const ModelStatus& model : models) {
     v1::ModelHello* const out = response->add_models();
     out->set_name(model.name);

@@ -85,6 +85,11 @@ absl::Status FromRing(const ring::Submission& from, std::span<const std::byte> r
   hidden->add_shape(static_cast<int64_t>(from.rows));
   hidden->add_shape(static_cast<int64_t>(from.cols));
   SetPlace(from.hidden_offset, hidden->mutable_session_memory());
+  if (from.hidden_dtype == v1::DTYPE_F8E4M3 || from.hidden_dtype == v1::DTYPE_I8) {
+    const absl::StatusOr<std::span<const std::byte>> scales = Words("hidden.scales", region, from.scales_offset, from.rows, 1);
+    if (!scales.ok()) return scales.status();
+    hidden->set_scales(scales->data(), scales->size());
+  }
   request->set_output_dtype(static_cast<v1::DType>(from.output_dtype));
   request->set_routed_only((from.flags & ring::kRoutedOnly) != 0);
   request->set_return_routing((from.flags & ring::kReturnRouting) != 0);

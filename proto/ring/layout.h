@@ -56,7 +56,8 @@ struct Submission {
   uint64_t timeout_us;      // from the moment that the server takes it; 0: none
   char model[136];          // may be empty when the server has one model
   char request_id[136];
-  uint8_t reserved[120];    // zero
+  uint64_t scales_offset;   // [M] f32, of hidden states in one byte an element
+  uint8_t reserved[112];    // zero
 };
 static_assert(sizeof(Submission) == 512);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <functional>
@@ -115,6 +116,41 @@ TEST_CASE("Every transport gives the same bits, whatever the rows, dtypes and ro
           CHECK(got.scheme == want.scheme);
           CHECK(got.generation == want.generation);
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("Hidden states in one byte an element give the bits of the bf16 values that they stand for, on every transport") {
+  RunningServer server({Model()});
+  for (const int64_t rows : {0, 1, 33}) {
+    for (const DType dtype : {DType::kF8E4m3, DType::kI8}) {
+      Call call(rows, DType::kF32, Kind::kIds, 9);
+      const std::vector<float> x = client::ToFloats(DType::kF32, call.bytes);
+      const client::PackedRows packed = client::PackRows(dtype, x, kHidden);
+      std::vector<float> values(x.size());
+      for (size_t i = 0; i < x.size(); ++i) {
+        const uint8_t code = packed.codes[i];
+        const float magnitude = (code & 0x78) == 0 ? std::ldexp(static_cast<float>(code & 7), -9)
+                                                   : std::ldexp(static_cast<float>(8 + (code & 7)), (code >> 3 & 15) - 10);
+        const float plain = dtype == DType::kI8 ? static_cast<float>(static_cast<int8_t>(code)) : code & 0x80 ? -magnitude : magnitude;
+        values[i] = plain * packed.scales[i / kHidden];
+        const float bound = dtype == DType::kI8 ? packed.scales[i / kHidden] / 2 : std::max(std::fabs(x[i]) / 16, packed.scales[i / kHidden] / 1024);
+        REQUIRE(std::fabs(values[i] - x[i]) <= bound * 1.001f);
+      }
+      const std::vector<uint8_t> bf16 = client::FromFloats(DType::kBf16, values);
+      client::ForwardCall want_call = call.call, packed_call = call.call;
+      want_call.hidden = {DType::kBf16, rows, kHidden, bf16};
+      packed_call.hidden = {dtype, rows, kHidden, packed.codes};
+      packed_call.hidden_scales = packed.scales;
+      const auto want = Connect(server.unix_socket(), Transport::kRpc)->Forward(want_call);
+      REQUIRE(want.ok());
+      for (const Transport transport : kTransports) {
+        const auto got = Connect(server.unix_socket(), transport)->Forward(packed_call);
+        INFO(client::TransportName(transport) << ": " << got.status().ToString());
+        REQUIRE(got.ok());
+        CHECK(got->dtype == DType::kBf16);
+        CHECK(got->data == want->data);
       }
     }
   }

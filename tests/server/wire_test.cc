@@ -311,6 +311,40 @@ TEST_CASE("Hidden states and output may be places in a session, which must not o
                {"top_k.weights: wanted data, got session_memory"});
 }
 
+TEST_CASE("Hidden states of one byte an element need a scale for each row, and become bf16") {
+  const auto packed = [](v1::ForwardRequest* r) {
+    SetTensor(v1::DTYPE_F8E4M3, kRows, kHidden, kRows * kHidden, r->mutable_hidden());
+    r->mutable_hidden()->set_scales(std::string(kRows * 4, '\x3f'));
+  };
+  for (const v1::DType dtype : {v1::DTYPE_F8E4M3, v1::DTYPE_I8}) {
+    v1::ForwardRequest request = Good();
+    packed(&request);
+    request.mutable_hidden()->set_dtype(dtype);
+    const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
+    REQUIRE(checked.ok());
+    REQUIRE(checked->packed);
+    CHECK(checked->packed->code == (dtype == v1::DTYPE_I8 ? PayloadCode::kI8 : PayloadCode::kF8E4m3));
+    CHECK(checked->packed->codes == request.hidden().data().data());
+    CHECK(checked->packed->scales.size() == kRows * 4);
+    CHECK((checked->call.hidden.dtype == DType::kBf16 && checked->call.hidden.data == nullptr));
+    CHECK(checked->output_dtype == DType::kBf16);
+    CHECK(checked->hidden_bytes() == kRows * kHidden);
+  }
+  const auto with = [&](const std::function<void(v1::Tensor*)>& change) {
+    return [&packed, change](v1::ForwardRequest* r) { packed(r), change(r->mutable_hidden()); };
+  };
+  CheckInvalid(with([](v1::Tensor* t) { t->clear_scales(); }), {"hidden.scales", "3 rows", "0 bytes"});
+  CheckInvalid(with([](v1::Tensor* t) { t->set_scales(std::string(kRows * 4 + 1, 'x')); }), {"hidden.scales", "13 bytes"});
+  CheckInvalid(with([](v1::Tensor* t) { t->set_data(std::string(kRows * kHidden * 2, 'x')); }), {"24 bytes", "48 bytes"});
+  CheckInvalid(with([](v1::Tensor* t) { t->set_dtype(v1::DTYPE_BF16), t->set_data(std::string(kRows * kHidden * 2, 'x')); }), {"scales"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->mutable_top_k()->mutable_ids()->set_scales("abcd"); }, {"top_k.ids", "scales"});
+  CheckInvalid([](v1::ForwardRequest* r) { r->set_output_dtype(v1::DTYPE_I8); }, {"output_dtype"});
+  CheckInvalid([&](v1::ForwardRequest* r) {
+    packed(r), r->mutable_hidden()->clear_data();
+    r->mutable_hidden()->mutable_device_memory()->set_cuda_ipc_handle(std::string(64, 'h'));
+  }, {"device_memory"});
+}
+
 TEST_CASE("A submission of a ring is the request that it stands for, with its routing copied") {
   alignas(64) std::byte region[1024] = {};
   const int32_t ids[] = {3, 1, 2, 0, 1, 1};
@@ -346,7 +380,7 @@ TEST_CASE("A submission of a ring is the request that it stands for, with its ro
   };
   using Catch::Matchers::Contains;
   CHECK_THAT(refused([](auto* s) { s->flags = 4; }), Contains("flags"));
-  CHECK_THAT(refused([](auto* s) { s->reserved[119] = 1; }), Contains("reserved"));
+  CHECK_THAT(refused([](auto* s) { s->reserved[111] = 1; }), Contains("reserved"));
   CHECK_THAT(refused([](auto* s) { s->routing = static_cast<ring::Routing>(3); }), Contains("routing: wanted 0 to 2, got 3"));
   CHECK_THAT(refused([](auto* s) { s->ids_offset = 1008; }), Contains("multiple of 64"));
   CHECK_THAT(refused([](auto* s) { s->ids_offset = 1024; }), Contains("top_k.ids: wanted a tensor within the 1024 bytes"));

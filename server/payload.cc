@@ -1,0 +1,51 @@
+#include "server/payload.h"
+
+#include <bit>
+#include <cstring>
+
+namespace moed {
+namespace {
+
+// The compiler makes a second version of these loops for processors with AVX2 and picks one when the program starts.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define MOED_ALSO_AVX2 __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define MOED_ALSO_AVX2
+#endif
+
+inline uint16_t Bf16Of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  const bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+  return static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : rounded);
+}
+
+// The four exponent and three mantissa bits, where a float32 has them, are the value times 2^-120: also the subnormal ones, which are
+// normal numbers after the exact multiplication.
+inline float E4m3Of(uint8_t code) {
+  const uint32_t magnitude = code & 0x7Fu;
+  const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  const uint32_t bits = magnitude == 0x7F ? 0x7FC00000u : std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>(bits | static_cast<uint32_t>(code & 0x80) << 24);
+}
+
+MOED_ALSO_AVX2 void ExpandF8(const uint8_t* codes, float scale, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Bf16Of(E4m3Of(codes[i]) * scale);
+}
+
+MOED_ALSO_AVX2 void ExpandI8(const uint8_t* codes, float scale, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Bf16Of(static_cast<float>(static_cast<int8_t>(codes[i])) * scale);
+}
+
+}  // namespace
+
+void ExpandPayload(PayloadCode code, const uint8_t* codes, std::span<const char> scales, int64_t cols, uint16_t* out) {
+  const int64_t rows = static_cast<int64_t>(scales.size() / sizeof(float));
+  for (int64_t row = 0; row < rows; ++row) {
+    float scale;
+    std::memcpy(&scale, scales.data() + row * static_cast<int64_t>(sizeof(float)), sizeof(scale));
+    (code == PayloadCode::kF8E4m3 ? ExpandF8 : ExpandI8)(codes + row * cols, scale, cols, out + row * cols);
+  }
+}
+
+}  // namespace moed
