@@ -190,14 +190,17 @@ absl::Status CheckCall(const ForwardCall& call) {
   if (absl::Status status = CheckHidden(call.hidden); !status.ok()) return status;
   const int64_t scales = ElementBytes(call.hidden.dtype) == 1 ? call.hidden.rows : 0;
   if (absl::Status status = CheckCount("hidden_scales", scales, 1, call.hidden_scales.size()); !status.ok()) return status;
+  if (call.per_slot && !RoutesByIds(call)) return absl::InvalidArgumentError("per_slot: wanted ids and weights with it, got none");
   if (call.output_dtype && ElementBytes(*call.output_dtype) == 1) {
     return absl::InvalidArgumentError(absl::StrCat("output_dtype: wanted f32, bf16 or f16, got ", DTypeName(*call.output_dtype)));
   }
   return CheckRouting(call);
 }
 
+int64_t OutputRows(const ForwardCall& call) { return call.hidden.rows * (call.per_slot ? call.top_k : 1); }
+
 size_t OutputBytes(const ForwardCall& call) {
-  return static_cast<size_t>(call.hidden.rows * call.hidden.columns) * ElementBytes(OutputType(call));
+  return static_cast<size_t>(OutputRows(call) * call.hidden.columns) * ElementBytes(OutputType(call));
 }
 
 void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
@@ -211,18 +214,19 @@ void FillWire(const ForwardCall& call, moe::v1::ForwardRequest* request) {
   if (call.output_dtype.has_value()) request->set_output_dtype(ToWire(*call.output_dtype));
   request->set_routed_only(call.routed_only);
   request->set_return_routing(call.return_routing);
+  request->set_per_slot(call.per_slot);
   request->set_request_id(call.request_id);
 }
 
 absl::Status CheckOutput(const ForwardCall& call, const moe::v1::Tensor& output, size_t data_bytes) {
   const DType dtype = OutputType(call);
-  return CheckAnswer("output", output, data_bytes, ToWire(dtype), call.hidden.rows, call.hidden.columns, ElementBytes(dtype));
+  return CheckAnswer("output", output, data_bytes, ToWire(dtype), OutputRows(call), call.hidden.columns, ElementBytes(dtype));
 }
 
 absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::ForwardResponse& response) {
   ForwardResult result;
   result.dtype = OutputType(call);
-  result.rows = call.hidden.rows;
+  result.rows = OutputRows(call);
   result.columns = call.hidden.columns;
   result.backend = response.backend();
   result.scheme = response.scheme();

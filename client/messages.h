@@ -14,8 +14,9 @@ moe::v1::DType ToWire(DType dtype);
 // INVALID_ARGUMENT, naming the field with wanted and got, when spans and shapes contradict each other, or when both kinds of routing
 // are given. Hidden states that are elsewhere have their bytes counted by `hidden.data` too.
 absl::Status CheckCall(const ForwardCall& call);
-// The dtype and the bytes of the output.
+// The dtype, the rows and the bytes of the output.
 DType OutputType(const ForwardCall& call);
+int64_t OutputRows(const ForwardCall& call);
 size_t OutputBytes(const ForwardCall& call);
 
 // Fills the request of a checked call, but for the bytes of its hidden states.

@@ -121,6 +121,7 @@ struct ForwardCall {
   std::optional<DType> output_dtype;  // default: that of `hidden`, bf16 where that has one byte
   bool routed_only = false;           // leave out the shared expert
   bool return_routing = false;        // fill ForwardResult::ids and weights
+  bool per_slot = false;              // the output is [M * k, H], what each slot adds to the sum; by ids, without the shared expert
   std::string request_id;             // at most 128 bytes; appears in the server's log lines
 };
 

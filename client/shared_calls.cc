@@ -55,7 +55,8 @@ bool SharedCall::PlaceAll() {
   submission_.output_dtype = client::ToWire(OutputType(call_));
   submission_.rows = static_cast<uint64_t>(call_.hidden.rows);
   submission_.cols = static_cast<uint64_t>(call_.hidden.columns);
-  submission_.flags = (call_.routed_only ? ring::kRoutedOnly : 0) | (call_.return_routing ? ring::kReturnRouting : 0);
+  submission_.flags = (call_.routed_only ? ring::kRoutedOnly : 0) | (call_.return_routing ? ring::kReturnRouting : 0) |
+                      (call_.per_slot ? ring::kPerSlot : 0);
   std::memcpy(submission_.model, call_.model.data(), call_.model.size());
   std::memcpy(submission_.request_id, call_.request_id.data(), call_.request_id.size());
   const std::optional<uint64_t> hidden = In(call_.hidden.data), scales = In(Bytes(call_.hidden_scales));
@@ -114,7 +115,7 @@ const uint8_t* SharedCall::At(uint64_t offset) const { return session_->data() +
 
 void SharedCall::TakeOutput(ForwardResult* result) const {
   result->dtype = OutputType(call_);
-  result->rows = call_.hidden.rows;
+  result->rows = OutputRows(call_);
   result->columns = call_.hidden.columns;
   if (output_in_place_) return;
   const uint8_t* const from = At(submission_.output_offset);

@@ -48,4 +48,10 @@ void ExpandPayload(PayloadCode code, const uint8_t* codes, std::span<const char>
   }
 }
 
+void RepeatRows(const std::byte* in, int64_t rows, size_t row_bytes, int64_t times, std::byte* out) {
+  for (int64_t row = 0; row < rows; ++row, in += row_bytes) {
+    for (int64_t i = 0; i < times && row_bytes > 0; ++i, out += row_bytes) std::memcpy(out, in, row_bytes);
+  }
+}
+
 }  // namespace moed

@@ -111,8 +111,8 @@ class MoeService final : public MoeServiceBase {
   void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
   absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, std::string* request_id);
   absl::Status PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked);
-  absl::Status ExpandHidden(MessageForward* caller, CheckedForward* checked);
-  absl::Status ExpandInto(CheckedForward* checked, std::optional<CallMemory>* hidden) const;
+  absl::Status MakeHidden(MessageForward* caller, CheckedForward* checked);
+  absl::Status MakeHiddenOf(const void* came, CheckedForward* checked, std::optional<CallMemory>* hidden) const;
   void CopyHidden(const std::shared_ptr<MessageForward>& caller);
   absl::Status UseSession(MessageForward* caller, ForwardWork* work);
   absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,

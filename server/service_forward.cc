@@ -81,7 +81,7 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
 // copied there later.
 absl::Status MoeService::PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked) {
   ReceivedForward* const request = caller->request.get();
-  if (checked->packed) return ExpandHidden(caller.get(), checked);
+  if (checked->must_be_made()) return MakeHidden(caller.get(), checked);
   if (request->hidden_bytes() == 0) return absl::OkStatus();
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, request->hidden_bytes());
   if (!memory.ok()) return memory.status();
@@ -96,43 +96,57 @@ absl::Status MoeService::PlaceHidden(const std::shared_ptr<MessageForward>& call
   return absl::OkStatus();
 }
 
-// Expands hidden states of one byte an element, wherever they came.
-absl::Status MoeService::ExpandHidden(MessageForward* caller, CheckedForward* checked) {
+// Makes hidden states that are not what came, wherever that is.
+absl::Status MoeService::MakeHidden(MessageForward* caller, CheckedForward* checked) {
   ReceivedForward* const request = caller->request.get();
-  std::optional<CallMemory> codes;  // that were held back
+  std::optional<CallMemory> held_back;
+  const void* came = checked->packed ? checked->packed->codes : checked->rows_data;
   if (request->hidden_bytes() > 0) {
     absl::StatusOr<CallMemory> memory = CallMemory::FromHeap(request->hidden_bytes());
     if (!memory.ok()) return memory.status();
-    codes.emplace(*std::move(memory));
-    request->PlaceHidden(static_cast<std::byte*>(codes->data()));
+    held_back.emplace(*std::move(memory));
+    request->PlaceHidden(static_cast<std::byte*>(held_back->data()));
     request->TakePart();
     request->LetGo();
-    checked->packed->codes = codes->data();
+    came = held_back->data();
   } else if (checked->hidden_session) {
     absl::StatusOr<std::byte*> data =
         OpenSessionPlace("hidden.session_memory", *checked->hidden_session, checked->hidden_bytes(), &caller->hidden_region);
     if (!data.ok()) return data.status();
-    checked->packed->codes = *data;
+    came = *data;
   }
-  return ExpandInto(checked, &caller->hidden);
+  return MakeHiddenOf(came, checked, &caller->hidden);
 }
 
-// Expands packed hidden states, whose codes have an address, into memory of the call.
-absl::Status MoeService::ExpandInto(CheckedForward* checked, std::optional<CallMemory>* hidden) const {
+// Makes them of `came`, in memory of the call.
+absl::Status MoeService::MakeHiddenOf(const void* came, CheckedForward* checked, std::optional<CallMemory>* hidden) const {
   TensorView& view = checked->call.hidden;
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, view.bytes());
   if (!memory.ok()) return memory.status();
   hidden->emplace(*std::move(memory));
   view.data = (*hidden)->data();
-  ExpandPayload(checked->packed->code, static_cast<const uint8_t*>(checked->packed->codes), checked->packed->scales, view.cols,
-                static_cast<uint16_t*>((*hidden)->data()));
+  const int64_t rows = view.rows / checked->rows_each;
+  std::optional<CallMemory> expanded;
+  if (checked->packed) {
+    void* to = (*hidden)->data();
+    if (checked->rows_each != 1) {
+      absl::StatusOr<CallMemory> once = CallMemory::FromHeap(view.slice(0, rows).bytes());
+      if (!once.ok()) return once.status();
+      to = expanded.emplace(*std::move(once)).data();
+    }
+    ExpandPayload(checked->packed->code, static_cast<const uint8_t*>(came), checked->packed->scales, view.cols, static_cast<uint16_t*>(to));
+    came = to;
+  }
+  if (checked->rows_each == 1) return absl::OkStatus();
+  RepeatRows(static_cast<const std::byte*>(came), rows, view.slice(0, 1).bytes(), checked->rows_each,
+             static_cast<std::byte*>((*hidden)->data()));
   return absl::OkStatus();
 }
 
 // The addresses of what lies in the memory of sessions, which the caller then holds.
 absl::Status MoeService::UseSession(MessageForward* caller, ForwardWork* work) {
   CheckedForward& checked = work->checked;
-  if (checked.hidden_session && !checked.packed) {
+  if (checked.hidden_session && !checked.must_be_made()) {
     absl::StatusOr<std::byte*> data = OpenSessionPlace("hidden.session_memory", *checked.hidden_session, checked.hidden_bytes(),
                                                        &caller->hidden_region);
     if (!data.ok()) return data.status();

@@ -55,7 +55,7 @@ struct MoeService::RingForward final : public ForwardCaller {
   size_t reserved = 0;
   ClientShare share;
   v1::ForwardRequest request;
-  std::optional<CallMemory> expanded;  // hidden states that came in one byte an element
+  std::optional<CallMemory> made;  // hidden states that are not what came
 };
 
 void MoeService::RingForward::Answer(ForwardAnswer answer) {
@@ -107,7 +107,7 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   ForwardWork work;
   work.want_routing = request.return_routing();
   if (work.want_routing) {
-    absl::Status status = CheckUsedRouting(submission, region.memory(), RoutedSlots(*checked));
+    absl::Status status = CheckUsedRouting(submission, region.memory(), RoutedSlots(*checked) * checked->rows_each);
     if (!status.ok()) return status;
   }
   absl::StatusOr<std::byte*> hidden = region.At("hidden", submission.hidden_offset, checked->hidden_bytes());
@@ -115,9 +115,8 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   absl::StatusOr<std::byte*> output = region.At("output", submission.output_offset, checked->output_bytes());
   if (!output.ok()) return output.status();
   checked->call.hidden.data = *hidden;
-  if (checked->packed) {
-    checked->packed->codes = *hidden;
-    if (absl::Status status = ExpandInto(&*checked, &caller->expanded); !status.ok()) return status;
+  if (checked->must_be_made()) {
+    if (absl::Status status = MakeHiddenOf(*hidden, &*checked, &caller->made); !status.ok()) return status;
   }
   work.output = *output;
   work.checked = *std::move(checked);

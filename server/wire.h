@@ -113,12 +113,19 @@ struct CheckedForward {
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
   std::optional<SessionPlace> hidden_session;  // call.hidden has no address yet
   std::optional<PackedHidden> packed;          // nor then, and it says bf16
+  // Rows of the output for each row that came. Where it is not 1, call is that of as many rows with one slot each, call.hidden has no
+  // address, and each row that came must be repeated.
+  int64_t rows_each = 1;
+  const void* rows_data = nullptr;             // of those that came; null: held back, in a session, or packed
   std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
 
   // Of the hidden states as they came.
   size_t hidden_bytes() const {
-    return packed ? static_cast<size_t>(call.hidden.rows * call.hidden.cols) : call.hidden.bytes();
+    const size_t expanded = packed ? static_cast<size_t>(call.hidden.rows * call.hidden.cols) : call.hidden.bytes();
+    return expanded / static_cast<size_t>(rows_each);
   }
+  // Whether call.hidden is something else than what came.
+  bool must_be_made() const { return packed || rows_each != 1; }
   bool output_in_answer() const { return !output_memory && !output_session; }
   size_t output_bytes() const {
     return MutableTensorView{nullptr, output_dtype, call.hidden.rows, call.hidden.cols}.bytes();

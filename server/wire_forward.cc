@@ -295,6 +295,22 @@ absl::Status CheckAnswerSize(const v1::ForwardRequest& request, const CheckedFor
                                                    "; send fewer rows per call"));
 }
 
+// Turns a checked call into that of one slot a row.
+absl::Status SplitSlots(const v1::ForwardRequest& request, CheckedForward* checked) {
+  if (!request.per_slot()) return absl::OkStatus();
+  const RoutingByIds* given = std::get_if<RoutingByIds>(&checked->call.routing);
+  if (given == nullptr) return Invalid("per_slot", "top_k with it", "another routing");
+  if (checked->hidden_memory || request.has_output_memory()) return Invalid("per_slot", "tensors in messages or sessions", "device_memory");
+  ForwardCall& call = checked->call;
+  checked->rows_each = given->top_k;
+  checked->rows_data = call.hidden.data;
+  call.hidden.data = nullptr;
+  call.hidden.rows *= given->top_k;  // as many as ids came
+  call.routing = RoutingByIds{1, given->ids, given->weights};
+  call.routed_only = true;
+  return absl::OkStatus();
+}
+
 // INVALID_ARGUMENT when the output at offset `output` and the hidden states at `hidden` of the same memory have a byte in common.
 absl::Status CheckApart(const std::string& field, uint64_t hidden, uint64_t output, const CheckedForward& checked) {
   const uint64_t low = std::min(hidden, output), high = std::max(hidden, output);
@@ -371,8 +387,9 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   checked.model = (*model)->name;
   checked.call = {request.layer(), *hidden, RoutingByGate{}, request.routed_only()};
   checked.output_dtype = *output_dtype;
-  if (absl::Status status = ReadOutputMemory(request, &checked); !status.ok()) return status;
   if (absl::Status status = ReadRouting(request, **model, &checked.call); !status.ok()) return status;
+  if (absl::Status status = SplitSlots(request, &checked); !status.ok()) return status;
+  if (absl::Status status = ReadOutputMemory(request, &checked); !status.ok()) return status;
   if (absl::Status status = CheckAnswerSize(request, checked, **model); !status.ok()) return status;
   return checked;
 }

@@ -73,7 +73,7 @@ absl::Status CopyRouting(const ring::Submission& from, std::span<const std::byte
 }  // namespace
 
 absl::Status FromRing(const ring::Submission& from, std::span<const std::byte> region, v1::ForwardRequest* request) {
-  constexpr uint32_t kFlags = ring::kRoutedOnly | ring::kReturnRouting;
+  constexpr uint32_t kFlags = ring::kRoutedOnly | ring::kReturnRouting | ring::kPerSlot;
   if ((from.flags & ~kFlags) != 0) return Invalid("flags", absl::StrCat("none but ", kFlags), absl::StrCat(from.flags));
   const auto is_set = [](uint8_t byte) { return byte != 0; };
   if (std::any_of(std::begin(from.reserved), std::end(from.reserved), is_set)) return Invalid("reserved", "zero bytes", "others");
@@ -93,6 +93,7 @@ absl::Status FromRing(const ring::Submission& from, std::span<const std::byte> r
   request->set_output_dtype(static_cast<v1::DType>(from.output_dtype));
   request->set_routed_only((from.flags & ring::kRoutedOnly) != 0);
   request->set_return_routing((from.flags & ring::kReturnRouting) != 0);
+  request->set_per_slot((from.flags & ring::kPerSlot) != 0);
   request->set_request_id(from.request_id);
   SetPlace(from.output_offset, request->mutable_output_session_memory());
   return CopyRouting(from, region, request);

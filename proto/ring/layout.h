@@ -34,6 +34,7 @@ inline constexpr size_t kAlignment = 64;  // of the ring, and of every tensor in
 enum class Routing : uint32_t { kGate = 0, kTopK = 1, kLogits = 2 };
 inline constexpr uint32_t kRoutedOnly = 1;     // Submission::flags
 inline constexpr uint32_t kReturnRouting = 2;  // then used_ids and used_weights are written
+inline constexpr uint32_t kPerSlot = 4;        // the output is [M * k, H]
 
 // One forward, as ForwardRequest says it. M is `rows`; dtypes are values of moe.v1.DType; texts end with a zero byte.
 struct Submission {

@@ -156,6 +156,52 @@ TEST_CASE("Hidden states in one byte an element give the bits of the bf16 values
   }
 }
 
+TEST_CASE("What each slot adds makes the sum, and is zero without an expert, on every transport and dtype") {
+  RunningServer server({Model()}, {"--deterministic"});
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kI8}) {
+    Call call(9, DType::kF32, Kind::kIds, 4);
+    const std::vector<float> x = client::ToFloats(DType::kF32, call.bytes);
+    const client::PackedRows packed = client::PackRows(DType::kI8, x, kHidden);
+    const std::vector<uint8_t> bytes = dtype == DType::kI8 ? packed.codes : client::FromFloats(dtype, x);
+    call.call.hidden = {dtype, 9, kHidden, bytes};
+    if (dtype == DType::kI8) call.call.hidden_scales = packed.scales;
+    call.call.output_dtype = DType::kF32;
+    call.call.routed_only = true;
+    const auto sum = Connect(server.unix_socket(), Transport::kRpc)->Forward(call.call);
+    REQUIRE(sum.ok());
+    const std::vector<float> want = sum->Floats();
+    call.call.per_slot = true;
+    std::string first;
+    for (const Transport transport : kTransports) {
+      const auto parts = Connect(server.unix_socket(), transport)->Forward(call.call);
+      INFO(client::TransportName(transport) << ": " << parts.status().ToString());
+      REQUIRE(parts.ok());
+      REQUIRE(parts->rows == 9 * kTopK);
+      CHECK((parts->top_k == 1 && parts->ids == call.ids));
+      if (first.empty()) first = parts->data;
+      CHECK(parts->data == first);
+      const std::vector<float> y = parts->Floats();
+      for (int64_t row = 0; row < 9; ++row) {
+        double error = 0, norm = 1e-30;
+        for (int64_t c = 0; c < kHidden; ++c) {
+          float added = 0;
+          for (int64_t slot = 0; slot < kTopK; ++slot) {
+            const float part = y[static_cast<size_t>((row * kTopK + slot) * kHidden + c)];
+            if (call.ids[static_cast<size_t>(row * kTopK + slot)] == -1) CHECK(part == 0.0f);
+            added += part;
+          }
+          const float whole = want[static_cast<size_t>(row * kHidden + c)];
+          error += (added - whole) * (added - whole), norm += whole * whole;
+        }
+        CHECK(std::sqrt(error / norm) < 1e-5);
+      }
+    }
+  }
+  Call gate(3, DType::kBf16, Kind::kGate, 1);
+  gate.call.per_slot = true;
+  CHECK(absl::IsInvalidArgument(Connect(server.unix_socket(), Transport::kRing)->Forward(gate.call).status()));
+}
+
 TEST_CASE("Tensors in a client's buffers are used where they lie, others are copied, with one result") {
   RunningServer server({Model()});
   Call call(33, DType::kBf16, Kind::kIds, 1);

@@ -345,6 +345,27 @@ TEST_CASE("Hidden states of one byte an element need a scale for each row, and b
   }, {"device_memory"});
 }
 
+TEST_CASE("A request per slot is that of as many rows with one slot each") {
+  v1::ForwardRequest request = Good();
+  request.set_per_slot(true);
+  const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
+  REQUIRE(checked.ok());
+  CHECK((checked->rows_each == kSlots && checked->must_be_made()));
+  CHECK((checked->call.hidden.rows == kRows * kSlots && checked->call.hidden.data == nullptr));
+  CHECK(checked->rows_data == request.hidden().data().data());
+  CHECK(checked->hidden_bytes() == kRows * kHidden * 2);
+  CHECK(checked->output_bytes() == kRows * kSlots * kHidden * 2);
+  CHECK(checked->call.routed_only);
+  const RoutingByIds* ids = std::get_if<RoutingByIds>(&checked->call.routing);
+  REQUIRE(ids != nullptr);
+  CHECK((ids->top_k == 1 && ids->ids.size() == kRows * kSlots));
+  CheckInvalid([](v1::ForwardRequest* r) { r->set_per_slot(true), r->clear_top_k(); }, {"per_slot", "top_k"});
+  CheckInvalid([](v1::ForwardRequest* r) {
+    r->set_per_slot(true);
+    r->mutable_output_memory()->set_cuda_ipc_handle(std::string(64, 'h'));
+  }, {"per_slot", "device_memory"});
+}
+
 TEST_CASE("A submission of a ring is the request that it stands for, with its routing copied") {
   alignas(64) std::byte region[1024] = {};
   const int32_t ids[] = {3, 1, 2, 0, 1, 1};
@@ -363,6 +384,7 @@ TEST_CASE("A submission of a ring is the request that it stands for, with its ro
   REQUIRE(FromRing(good, region, &request).ok());
   std::memset(region + 256, 0x7f, sizeof(ids));  // too late
   CHECK(std::memcmp(request.top_k().ids().data().data(), ids, sizeof(ids)) == 0);
+  std::memcpy(region + 256, ids, sizeof(ids));
   CHECK((request.model() == "tiny" && request.request_id() == "an id"));
   CHECK((request.routed_only() && request.return_routing() && request.output_dtype() == v1::DTYPE_F32));
   const absl::StatusOr<CheckedForward> checked = CheckForward(request, OneModel());
@@ -379,7 +401,7 @@ TEST_CASE("A submission of a ring is the request that it stands for, with its ro
     return std::string(status.message());
   };
   using Catch::Matchers::Contains;
-  CHECK_THAT(refused([](auto* s) { s->flags = 4; }), Contains("flags"));
+  CHECK_THAT(refused([](auto* s) { s->flags = 8; }), Contains("flags"));
   CHECK_THAT(refused([](auto* s) { s->reserved[111] = 1; }), Contains("reserved"));
   CHECK_THAT(refused([](auto* s) { s->routing = static_cast<ring::Routing>(3); }), Contains("routing: wanted 0 to 2, got 3"));
   CHECK_THAT(refused([](auto* s) { s->ids_offset = 1008; }), Contains("multiple of 64"));
