@@ -155,7 +155,7 @@ absl::Status CheckNotTaken(const std::string& option, const std::string& address
 
 absl::Status BindFailure(const std::string& option, const std::string& address) {
   const std::string reason = IsUnixAddress(address) ? WhyNotUnix(address) : WhyNotTcp(address);
-  return CannotListen(option, address, reason.empty() ? "gRPC could not bind it" : reason);
+  return CannotListen(option, address, reason.empty() ? "it could not be bound" : reason);
 }
 
 SocketMode::SocketMode(int mode) : before_(umask(static_cast<mode_t>(0777 & ~mode))) {}

@@ -1,8 +1,5 @@
 #include "server/call.h"
 
-#include <spdlog/spdlog.h>
-
-#include <algorithm>
 #include <memory>
 #include <new>
 #include <span>
@@ -89,14 +86,18 @@ Call::Call(const char* method, grpc::CallbackServerContext* context, OpenCalls* 
 }
 
 void Call::SetRequestId(const std::string& id) {
-  request_id_ = id;
-  // Free text of a caller must not be able to forge log lines.
-  std::replace_if(request_id_.begin(), request_id_.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
+  request_id_ = PrintableId(id);
 }
 
 absl::Status Call::Reserve(ByteBudget* budget, size_t bytes) {
   absl::Status status = budget->Take(bytes);
   if (status.ok()) budget_ = budget, reserved_ = bytes;
+  if (absl::IsResourceExhausted(status)) record_.SetDrop(Drop::kBytes);
+  return status;
+}
+
+absl::Status Call::OfClient(absl::Status status) {
+  if (absl::IsResourceExhausted(status)) record_.SetDrop(Drop::kClient);
   return status;
 }
 
@@ -125,22 +126,14 @@ void Call::Done(const absl::Status& status) {
   share_ = ClientShare();  // before the answer: whoever has it may call again at once
   grpc::Status answer;
   try {
-    Log(status);
+    const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - started_);
+    record_.End(status, started_);
+    record_.Log(method_, status, took.count(), request_id_);
     answer = ToGrpc(status);
   } catch (const std::bad_alloc&) {
     answer = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory");  // short enough to need none
   }
   Finish(std::move(answer));
-}
-
-void Call::Log(const absl::Status& status) const {
-  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - started_);
-  const bool our_fault = absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status);
-  const auto level = our_fault ? spdlog::level::err : spdlog::level::debug;
-  if (spdlog::should_log(level)) {
-    spdlog::log(level, "{} {} in {} us, request '{}'", method_, status.ToString().substr(0, kMaxMessage), took.count(),
-                request_id_);
-  }
 }
 
 void Call::OnDone() {

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "server/client_gate.h"
+#include "server/forward_record.h"
 #include "server/request.h"
 #include "server/work_queue.h"
 
@@ -65,8 +66,11 @@ class Call final : public grpc::ServerUnaryReactor {
   // is given back when it is answered. At most once; a null gate lets everybody in.
   absl::Status Enter(ClientGate* gate, Plane plane);
   // RESOURCE_EXHAUSTED when the client has too much in flight, as ClientShare.
-  absl::Status TakeBytes(size_t bytes) { return share_.TakeBytes(static_cast<int64_t>(bytes)); }
-  absl::Status TakeRows(int64_t rows) { return share_.TakeRows(rows); }
+  absl::Status TakeBytes(size_t bytes) { return OfClient(share_.TakeBytes(static_cast<int64_t>(bytes))); }
+  absl::Status TakeRows(int64_t rows) { return OfClient(share_.TakeRows(rows)); }
+
+  // What Done records of a call that is a forward and whose record was begun.
+  ForwardRecord& record() { return record_; }
 
   // DEADLINE_EXCEEDED when the deadline passed already.
   absl::Status CheckDeadline() const;
@@ -83,7 +87,7 @@ class Call final : public grpc::ServerUnaryReactor {
 
  private:
   void OnDone() override;
-  void Log(const absl::Status& status) const;
+  absl::Status OfClient(absl::Status status);
 
   const char* const method_;
   grpc::CallbackServerContext* const context_;
@@ -92,6 +96,7 @@ class Call final : public grpc::ServerUnaryReactor {
   WorkQueue::TimePoint deadline_ = WorkQueue::TimePoint::max();
   std::string request_id_;
   ClientShare share_;
+  ForwardRecord record_;
   ByteBudget* budget_ = nullptr;  // null: nothing was taken
   size_t reserved_ = 0;
 };

@@ -192,9 +192,6 @@ absl::Status Unclaimed(const std::string& argument, const CLI::App& app) {
     if (option->nonpositional()) names.push_back(absl::StrCat("--", option->get_lnames().front()));
   }
   const std::string flag = argument.substr(0, argument.find('='));
-  if (flag.rfind("--", 0) == 0 && IsLaterOption(flag.substr(2))) {
-    return absl::UnimplementedError(absl::StrCat(flag, ": is not in this version"));
-  }
   const std::string command = app.get_name().empty() ? "moed" : app.get_name();
   return absl::InvalidArgumentError(
       absl::StrCat("wanted an option of ", command, ", got '", flag, "'; the nearest is ", NearestName(flag, names)));

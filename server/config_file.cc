@@ -86,7 +86,6 @@ class ConfigReader : public nlohmann::json_sax<Json> {
   }
   bool StartOption(const std::string& name) {
     spec_ = FindOption(name);
-    if (IsLaterOption(name)) return Fail(absl::StrCat(name, ": is not in this version"));
     if (spec_ == nullptr) {
       std::vector<std::string> names;
       for (const OptionSpec& spec : ServeOptionTable()) names.push_back(spec.name);

@@ -30,8 +30,10 @@ void Append(const ForwardInfo& piece, ForwardInfo* all) {
 
 class ForwardRunner::Job final : public QueuedWork {
  public:
-  Job(Engine* engine, ForwardWork work, Terms terms)
-      : QueuedWork(std::move(terms)), engine_(engine), work_(std::move(work)), queued_(steady_clock::now()) {}
+  // `ask_routing`: also where only the observer wants to know which experts ran.
+  Job(Engine* engine, ForwardWork work, Terms terms, bool ask_routing)
+      : QueuedWork(std::move(terms)), engine_(engine), work_(std::move(work)), ask_routing_(ask_routing),
+        queued_(steady_clock::now()) {}
 
   bool Gone() const override { return work_.caller->Gone(); }
   void Drop(const absl::Status& why) override { Fail(why); }
@@ -39,6 +41,7 @@ class ForwardRunner::Job final : public QueuedWork {
 
  private:
   static Job& JobOf(const Part& part) { return static_cast<Job&>(*part.work); }
+  void Tell(std::span<const ForwardPart> pieces) const;
 
   absl::Status Begin();
   ForwardPart Piece(const Part& part) const;
@@ -52,6 +55,7 @@ class ForwardRunner::Job final : public QueuedWork {
 
   Engine* const engine_;
   ForwardWork work_;
+  const bool ask_routing_;
   const steady_clock::time_point queued_;
 
   // While it runs.
@@ -77,7 +81,9 @@ QueuedWork::Terms ForwardRunner::TermsOf(const ForwardWork& work) const {
 
 absl::Status ForwardRunner::Submit(ForwardWork work) {
   QueuedWork::Terms terms = TermsOf(work);
-  return PushOrTellWhen(queue_, std::make_shared<Job>(engine_, std::move(work), std::move(terms)));
+  const bool has_ids = std::holds_alternative<RoutingByIds>(work.checked.call.routing);
+  const bool ask_routing = work.checked.observer != nullptr && routes_on_host_ && !has_ids;
+  return PushOrTellWhen(queue_, std::make_shared<Job>(engine_, std::move(work), std::move(terms), ask_routing));
 }
 
 // Answers or fails every part that is over; what throws is dropped by the queue.
@@ -98,7 +104,31 @@ void ForwardRunner::Job::Run(std::span<Part> parts) {
   }
   if (pieces.empty()) return;
   engine_->Forward(work_.checked.model, pieces);
+  if (work_.checked.observer != nullptr) Tell(pieces);
   for (size_t i = 0; i < pieces.size(); ++i) JobOf(*running[i]).Take(std::move(pieces[i]), running[i]);
+}
+
+// Tells the layer's observer what ran: as one run what was computed together.
+void ForwardRunner::Job::Tell(std::span<const ForwardPart> pieces) const {
+  std::vector<std::span<const int32_t>> ids;
+  ids.reserve(pieces.size());
+  FinishedRun run;
+  const auto tell = [&] {
+    run.ids = ids;
+    if (run.calls > 0) work_.checked.observer->Ran(run);
+    run = {};
+    ids.clear();
+  };
+  for (const ForwardPart& piece : pieces) {
+    if (!piece.status.ok()) continue;
+    const RoutingByIds* given = std::get_if<RoutingByIds>(&piece.call.routing);
+    ids.push_back(given != nullptr ? given->ids : std::span<const int32_t>(piece.info.ids));
+    run.calls += 1;
+    run.rows += piece.call.hidden.rows;
+    run.compute_us = piece.info.compute_us;
+    if (piece.info.batch_rows == piece.call.hidden.rows) tell();  // alone
+  }
+  tell();
 }
 
 // Before the first piece, also when the call starts again.
@@ -113,7 +143,7 @@ absl::Status ForwardRunner::Job::Begin() {
 // What the engine is to compute: the call as it is where it goes at once, so that it can start while its rows still come.
 ForwardPart ForwardRunner::Job::Piece(const Part& part) const {
   ForwardPart piece;
-  piece.info.want_routing = work_.want_routing;
+  piece.info.want_routing = work_.want_routing || ask_routing_;
   piece.out = out_.slice(part.first, part.rows);
   const ForwardCall& call = work_.checked.call;
   if (part.rows == call.hidden.rows) {
@@ -129,6 +159,11 @@ ForwardPart ForwardRunner::Job::Piece(const Part& part) const {
 // After a run: the answer, the failure, or another piece.
 void ForwardRunner::Job::Take(ForwardPart piece, Part* part) {
   absl::Status status = std::move(piece.status);
+  if (!work_.want_routing) {  // it was for the observer
+    piece.info.want_routing = false;
+    piece.info.ids.clear();
+    piece.info.weights.clear();
+  }
   if (!status.ok()) {
     if (absl::IsInvalidArgument(status) && part->first > 0) {
       status = absl::InvalidArgumentError(absl::StrCat(status.message(), " (rows counted from row ", part->first, " of the call)"));

@@ -32,8 +32,10 @@ struct ForwardWork {
 
 class ForwardRunner {
  public:
-  // Both must outlive the runner. Calls of more than `step` rows go in pieces of so many.
-  ForwardRunner(Engine* engine, WorkQueue* queue, int64_t step) : engine_(engine), queue_(queue), step_(step) {}
+  // Both must outlive the runner. Calls of more than `step` rows go in pieces of so many. The observers of calls (wire.h) are told
+  // about runs.
+  ForwardRunner(Engine* engine, WorkQueue* queue, int64_t step)
+      : engine_(engine), queue_(queue), step_(step), routes_on_host_(!engine->UsesGpu()) {}
 
   // Queues `work`. An error as WorkQueue::Push, RESOURCE_EXHAUSTED with when to try again (retry_info.h), means that nothing was
   // queued: the caller is not told.
@@ -47,6 +49,7 @@ class ForwardRunner {
   Engine* const engine_;
   WorkQueue* const queue_;
   const int64_t step_;
+  const bool routes_on_host_;  // then it costs next to nothing to know the experts of a run
 };
 
 }  // namespace moed

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/log.h"
 #include "server/size_text.h"
 
 namespace moed {
@@ -52,7 +53,8 @@ double LoadLog::Seconds() const { return std::chrono::duration<double>(std::chro
 void LoadLog::LayerLoaded(const LoadProgress& progress) {
   last_ = progress;
   if (bar_ == nullptr) {
-    spdlog::info("model '{}': {}", model_, ProgressText(progress, Seconds()));
+    Log(spdlog::level::info, absl::StrCat("model '", model_, "': ", ProgressText(progress, Seconds())),
+        {{"model", model_}, {"layer", int64_t{progress.layer}}, {"done", int64_t{progress.done}}, {"total", int64_t{progress.total}}});
     return;
   }
   std::fprintf(bar_, "%s%s %s", kWipe, model_.c_str(), ProgressBar(progress, Seconds()).c_str());
@@ -61,8 +63,11 @@ void LoadLog::LayerLoaded(const LoadProgress& progress) {
 }
 
 void LoadLog::Finished() {
-  spdlog::info("model '{}': {} layers, {} of expert tensors, loaded in {:.1f} s", model_, last_.total,
-               SizeText(last_.total_file_bytes), Seconds());
+  const double seconds = Seconds();
+  Log(spdlog::level::info,
+      absl::StrFormat("model '%s': %d layers, %s of expert tensors, loaded in %.1f s", model_, last_.total,
+                      SizeText(last_.total_file_bytes), seconds),
+      {{"model", model_}, {"layers", int64_t{last_.total}}, {"seconds", seconds}});
 }
 
 std::FILE* TerminalForBar() {

@@ -32,9 +32,12 @@ void MessageForward::Answer(ForwardAnswer answer) {
   timing->set_receive_us(answer.receive_us);
   timing->set_queue_us(answer.queue_us);
   timing->set_send_us(Microseconds(steady_clock::now() - answer.computed));
+  record().SetTimes(answer, timing->send_us());
   const grpc::Slice data = answer.output ? SliceOf(*std::move(answer.output), output.bytes()) : grpc::Slice();
   const grpc::Slice slices[] = {std::move(head_), data, grpc::Slice(rest_.SerializeAsString())};
-  Deliver(grpc::ByteBuffer(slices, 3));
+  grpc::ByteBuffer response(slices, 3);
+  record().SetSent(response.Length() + (output_follows ? 0 : output.bytes()));
+  Deliver(std::move(response));
 }
 
 }  // namespace moed

@@ -12,6 +12,7 @@
 #include "proto/moe/v1/moe.pb.h"
 #include "server/client_limits.h"
 #include "server/forward_caller.h"
+#include "server/forward_record.h"
 #include "server/received_forward.h"
 #include "server/region.h"
 #include "server/wire.h"
@@ -28,6 +29,8 @@ class MessageForward : public ForwardCaller {
 
   // Takes rows of the caller's share; RESOURCE_EXHAUSTED when the client has too much in flight.
   virtual absl::Status TakeRows(int64_t rows) = 0;
+  // Of this call, until it is over. Whoever derives from this ends it.
+  virtual ForwardRecord& record() = 0;
 
   const std::unique_ptr<ReceivedForward> request;
   std::optional<CallMemory> hidden;  // nothing when they are in the message or in memory that the client named

@@ -26,8 +26,6 @@ struct OptionSpec {
 const std::vector<OptionSpec>& ServeOptionTable();
 // Null when there is no such option.
 const OptionSpec* FindOption(const std::string& name);
-// Whether `name` is an option that users may expect and that this version does not have.
-bool IsLaterOption(const std::string& name);
 
 // Values of one option as they were given, in text form; a switch has the single value "true", or in a file "false".
 struct GivenOption {

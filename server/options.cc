@@ -101,6 +101,12 @@ absl::Status SetHealthListen(const std::string& text, ServeOptions* options) {
   return absl::OkStatus();
 }
 
+absl::Status SetMetricsListen(const std::string& text, ServeOptions* options) {
+  if (!CheckAddress(text).ok() || text.rfind("unix:", 0) == 0) return WantedGot("HOST:PORT with a port from 0 to 65535", text);
+  options->metrics_listen = text;
+  return absl::OkStatus();
+}
+
 absl::Status SetSessionSocket(const std::string& text, ServeOptions* options) {
   if (text.empty() || text.size() > kMaxUnixPath) {
     return WantedGot(absl::StrCat("auto, none, or the path of a socket of at most ", kMaxUnixPath, " bytes"), text);
@@ -235,6 +241,9 @@ const std::vector<OptionSpec>& ServeOptionTable() {
       {"health-listen", Kind::kText, "ADDR", "a second address that answers health checks only", SetHealthListen},
       {"admin-listen", Kind::kText, "ADDR", "where models can be loaded, swapped and unloaded; default: with the calls, if --admin-token-file is given, else nowhere",
        SetAdminListen},
+      {"metrics-listen", Kind::kText, "ADDR", "HOST:PORT that answers GET /metrics, for Prometheus, in clear text", SetMetricsListen},
+      {"expert-metrics", Kind::kSwitch, "", "with --metrics-listen: count the rows of each expert, too",
+       [](const Text&, Options* o) { return o->expert_metrics = true, absl::OkStatus(); }},
       {"ready-file", Kind::kText, "FILE", "written when every layer is ready: {\"addresses\":[...],\"pid\":N}",
        [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->ready_file); }},
       {"session-socket", Kind::kText, "PATH",
@@ -299,6 +308,8 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        [](const Text&, Options* o) { return o->no_reflection = true, absl::OkStatus(); }},
       {"log-level", Kind::kText, "L", "trace, debug, info (default), warn, error or off",
        [](const Text& t, Options* o) { return OneOf({"trace", "debug", "info", "warn", "error", "off"}, t, &o->log_level); }},
+      {"log-format", Kind::kText, "F", "text (default), or json: one object a line",
+       [](const Text& t, Options* o) { return OneOf({"text", "json"}, t, &o->log_format); }},
   };
   return table;
 }
@@ -309,8 +320,6 @@ const OptionSpec* FindOption(const std::string& name) {
   }
   return nullptr;
 }
-
-bool IsLaterOption(const std::string& name) { return name == "metrics-listen"; }
 
 absl::Status ApplyOption(const OptionSpec& spec, const std::string& source, const std::vector<std::string>& values,
                          ServeOptions* options) {
@@ -364,6 +373,9 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
   if (options.listen.empty()) options.listen.push_back(kDefaultListen);
   if (options.models.empty() && options.bench_hidden == 0) {
     return absl::InvalidArgumentError("--model: wanted at least one [NAME=]PATH of a checkpoint directory, got none");
+  }
+  if (options.expert_metrics && options.metrics_listen.empty()) {
+    return absl::InvalidArgumentError("--expert-metrics: wanted --metrics-listen beside it, got none");
   }
   for (size_t i = 0; i < options.models.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {

@@ -38,6 +38,8 @@ struct ServeOptions {
   std::vector<std::string> listen;  // HOST:PORT or unix:PATH; never empty after parsing (default 127.0.0.1:50061)
   std::string health_listen;        // empty: health on the main addresses only
   std::string admin_listen;         // empty: on the main addresses with admin tokens, else nowhere
+  std::string metrics_listen;       // HOST:PORT; empty: no metrics
+  bool expert_metrics = false;      // rows of each expert, too
   std::string ready_file;           // empty: none
   std::string session_socket = "auto";  // where clients of this host share memory: a path, auto, or none
   uint64_t session_memory = uint64_t{4} << 30;  // bytes of all sessions together
@@ -45,6 +47,7 @@ struct ServeOptions {
   bool no_reflection = false;
   bool channelz = false;            // gRPC's own view of its connections, on the main addresses
   std::string log_level = "info";   // trace, debug, info, warn, error, off
+  std::string log_format = "text";  // text or json
 
   // Who may call. Paths; empty: none. What only the files and the addresses can show is checked in security.h.
   std::string tls_cert, tls_key;    // both or neither: TLS on every HOST:PORT of `listen`

@@ -23,6 +23,7 @@ class ByteBudget {
   // RESOURCE_EXHAUSTED with the numbers when `bytes` more would exceed the limit; then nothing is taken.
   absl::Status Take(size_t bytes);
   void Give(size_t bytes) { used_ -= bytes; }
+  size_t used() const { return used_; }
 
  private:
   const size_t limit_;

@@ -23,6 +23,7 @@
 #include "nlohmann/json.hpp"
 #include "server/allocator.h"
 #include "server/load_log.h"
+#include "server/log.h"
 #include "server/security.h"
 #include "server/server.h"
 #include "server/setup.h"
@@ -106,9 +107,9 @@ void LogNotes(const Engine& engine, const std::string& name) {
 // Loads one model after the other; the engine checks each layer as it is loaded.
 absl::Status LoadModels(const ServeOptions& options, Engine* engine) {
   for (const ModelOption& model : options.models) {
-    spdlog::info("model '{}': loading {}", model.name, model.path);
+    Log(spdlog::level::info, absl::StrCat("model '", model.name, "': loading ", model.path), {{"model", model.name}});
     LogNotes(*engine, model.name);
-    LoadLog log(model.name, TerminalForBar());
+    LoadLog log(model.name, options.log_format == "json" ? nullptr : TerminalForBar());
     absl::Status status = engine->Load(model.name, [&log](const LoadProgress& progress) { log.LayerLoaded(progress); });
     if (!status.ok()) return absl::Status(status.code(), absl::StrCat("model '", model.name, "': ", status.message()));
     log.Finished();
@@ -138,8 +139,10 @@ void LogBackends(const Engine& engine) {
   for (const ModelStatus& model : engine.Status()) {
     for (const LayerStatus& layer : model.layers) {
       const std::string nodes = layer.numa_nodes.empty() ? "" : absl::StrCat(", NUMA nodes: ", NodesText(layer.numa_nodes));
-      spdlog::info("model '{}' layer {}: {} on {}{}{}{}", model.name, layer.layer, layer.executed_scheme, layer.backend, nodes,
-                   layer.note.empty() ? "" : "; ", layer.note);
+      Log(spdlog::level::info,
+          absl::StrCat("model '", model.name, "' layer ", layer.layer, ": ", layer.executed_scheme, " on ", layer.backend, nodes,
+                       layer.note.empty() ? "" : "; ", layer.note),
+          {{"model", model.name}, {"layer", int64_t{layer.layer}}, {"backend", layer.backend}, {"scheme", layer.executed_scheme}});
     }
   }
 }
@@ -175,6 +178,7 @@ class ReadyFile {
     if (!server.session_socket().empty()) document["session_socket"] = server.session_socket();
     if (!server.admin_address().empty()) document["admin_address"] = server.admin_address();
     if (!server.health_address().empty()) document["health_address"] = server.health_address();
+    if (!server.metrics_address().empty()) document["metrics_address"] = server.metrics_address();
     const std::string draft = absl::StrCat(path_, ".", getpid(), ".tmp");
     std::ofstream file(draft, std::ios::trunc);
     file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
@@ -229,8 +233,7 @@ int RunServe(const ServeOptions& options) {
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
-  spdlog::set_level(spdlog::level::from_str(options.log_level));
-  spdlog::flush_on(spdlog::level::info);
+  const std::shared_ptr<LogSink> log = SetUpLog(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText, options.log_level);
 
   if (absl::Status status = CheckSecurity(options); !status.ok()) return ReportFailure(status);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
@@ -245,13 +248,17 @@ int RunServe(const ServeOptions& options) {
   if (!(*server)->session_socket().empty()) spdlog::info("sessions of shared memory at {}", (*server)->session_socket());
   if (!(*server)->admin_address().empty()) spdlog::info("changes of models at {}", (*server)->admin_address());
   if (!(*server)->health_address().empty()) spdlog::info("health listens on {}", (*server)->health_address());
+  if (!(*server)->metrics_address().empty()) spdlog::info("metrics at http://{}/metrics", (*server)->metrics_address());
 
   auto events = std::make_shared<Events>();
   StartSignalThread(events);
   std::thread loader([&, events] { events->LoadEnded(LoadAndOpen(options, engine->get(), server->get(), &ready)); });
 
   IdleTrimmer trimmer;
-  const absl::Status end = events->WaitForEnd([&] { trimmer.Tick((*server)->counters().accepted); });
+  const absl::Status end = events->WaitForEnd([&] {
+    trimmer.Tick((*server)->counters().accepted);
+    log->Summarise();
+  });
   if (!end.ok()) {
     spdlog::error("loading failed: {}", end.ToString());
     ReportFailure(end);
@@ -259,6 +266,7 @@ int RunServe(const ServeOptions& options) {
   ready.Remove();
   const bool drained = (*server)->Drain(std::chrono::seconds(options.grace));
   if (!drained) spdlog::warn("--grace: {} s were not enough, the calls that are left are cancelled", options.grace);
+  log->Summarise(true);
   LogCounters(**server);
   const int code = end.ok() ? 0 : 2;
   if (!drained || !events->loaded()) {  // neither calls nor a load can be interrupted; they may be logging right now

@@ -157,7 +157,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
   if (absl::Status status = server->OpenFiles(options); !status.ok()) return status;
+  server->CountCalls(options);
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
+  if (absl::Status status = server->ListenForMetrics(options); !status.ok()) return status;
   const int at_once = engine->CallsAtOnce();
   server->queue_.Start(at_once, [engine, at_once] {
     if (at_once == 1) engine->PinComputeThread();  // several would take one processor in turns
@@ -282,6 +284,40 @@ absl::Status Server::ListenForSessions(const ServeOptions& options) {
   sessions_ = *std::move(listening);
   service_.SetSessions(sessions_.get());
   return absl::OkStatus();
+}
+
+// Before the first call; sessions and listeners are not there yet.
+void Server::CountCalls(const ServeOptions& options) {
+  if (options.metrics_listen.empty()) return;
+  const uint64_t device_bytes = engine_->Host().gpu_free_bytes;
+  metrics_ = std::make_shared<Metrics>(options.expert_metrics, [this, device_bytes] { return State(device_bytes); });
+  service_.SetObserver(metrics_.get());
+}
+
+absl::Status Server::ListenForMetrics(const ServeOptions& options) {
+  if (metrics_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<MetricsListener>> listener =
+      MetricsListener::Listen("--metrics-listen", options.metrics_listen, metrics_);
+  if (!listener.ok()) return listener.status();
+  metrics_listener_ = *std::move(listener);
+  return absl::OkStatus();
+}
+
+ServerState Server::State(uint64_t device_bytes_at_start) {
+  ServerState state;
+  state.phase = service_.phase();
+  {
+    std::lock_guard<std::mutex> lock(phase_mutex_);
+    state.device_failed = !device_failure_.ok();
+    state.serving = state.phase == Phase::kServing && !draining_ && !state.device_failed;
+  }
+  state.models = engine_->Status();
+  state.host = engine_->Host();
+  state.device_bytes_at_start = device_bytes_at_start;
+  state.queue = queue_.counters();
+  if (sessions_ != nullptr) state.sessions = sessions_->counts();
+  state.bytes_in_flight = service_.bytes_in_flight();
+  return state;
 }
 
 absl::Status Server::Open(const std::function<absl::Status()>& announce) {

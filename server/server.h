@@ -27,6 +27,8 @@
 #include "server/copy_helpers.h"
 #include "server/forward_runner.h"
 #include "server/health.h"
+#include "server/metrics.h"
+#include "server/metrics_listener.h"
 #include "server/options.h"
 #include "server/service.h"
 #include "server/sessions.h"
@@ -59,6 +61,8 @@ class Server {
   const std::string& health_address() const { return health_address_; }
   // Empty without --admin-listen.
   const std::string& admin_address() const { return admin_address_; }
+  // Empty without --metrics-listen.
+  std::string metrics_address() const { return metrics_listener_ == nullptr ? "" : metrics_listener_->address(); }
   // Where clients of this host share memory; empty: nowhere.
   std::string session_socket() const { return sessions_ == nullptr ? "" : sessions_->path(); }
   WorkQueue::Counters counters() const { return queue_.counters(); }
@@ -71,6 +75,9 @@ class Server {
   absl::Status ListenForSessions(const ServeOptions& options);
   void ModelsChanged();
   std::vector<grpc::Server*> Listeners() const;
+  void CountCalls(const ServeOptions& options);
+  absl::Status ListenForMetrics(const ServeOptions& options);
+  ServerState State(uint64_t device_bytes_at_start);
   void StartDeviceWatch();
   void FinishCalls();
   void CancelCalls();
@@ -80,6 +87,7 @@ class Server {
   ForwardRunner runner_;
   CopyHelpers helpers_;
   std::unique_ptr<ClientGate> gate_;
+  std::shared_ptr<Metrics> metrics_;  // null: nobody counts
   std::unique_ptr<TlsFiles> tls_;  // null without TLS; outlives the listeners
   MoeService service_;
   AdminService admin_;
@@ -97,6 +105,7 @@ class Server {
   std::unique_ptr<grpc::Server> main_listener_;
   std::unique_ptr<grpc::Server> health_listener_, admin_listener_;  // null: none
   std::unique_ptr<Sessions> sessions_;  // null: none are offered
+  std::unique_ptr<MetricsListener> metrics_listener_;  // looks at all others, so it goes first
 };
 
 }  // namespace moed

@@ -41,7 +41,8 @@ MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, 
 }
 
 void MoeService::RefreshModels() {
-  auto table = std::make_shared<const ModelTable>(engine_->Status());
+  auto table = std::make_shared<ModelTable>(engine_->Status());
+  if (observer_ != nullptr) table->Observe(observer_);
   std::lock_guard<std::mutex> lock(models_mutex_);
   models_ = std::move(table);
 }

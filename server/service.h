@@ -17,12 +17,14 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "engine/engine.h"
 #include "proto/moe/v1/moe.grpc.pb.h"
 #include "server/call.h"
+#include "server/call_observer.h"
 #include "server/copy_helpers.h"
 #include "server/forward_runner.h"
 #include "server/forward_stream.h"
@@ -59,6 +61,12 @@ class MoeService final : public MoeServiceBase {
   void SetGate(ClientGate* gate) { gate_ = gate; }
 
   void SetPhase(Phase phase) { phase_.store(phase); }
+  Phase phase() const { return phase_.load(); }
+
+  // Who is told how forwards ended; must outlive the service. Before the first call.
+  void SetObserver(CallObserver* observer) { observer_ = observer, RefreshModels(); }
+  // Of requests that are received and not yet answered.
+  size_t bytes_in_flight() const { return budget_.used(); }
 
   // To be called when the engine's models have changed: requests are checked against them as they are now.
   void RefreshModels();
@@ -93,6 +101,7 @@ class MoeService final : public MoeServiceBase {
  private:
   class UnaryForward;
   class StreamForward;
+  struct Item;
   struct RingForward;
   struct SelfCheckJob;
 
@@ -109,7 +118,7 @@ class MoeService final : public MoeServiceBase {
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
   absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller);
   void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
-  absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, std::string* request_id);
+  absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, const std::shared_ptr<Item>& item);
   absl::Status PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked);
   absl::Status MakeHidden(MessageForward* caller, CheckedForward* checked);
   absl::Status MakeHiddenOf(const void* came, CheckedForward* checked, std::optional<CallMemory>* hidden) const;
@@ -117,6 +126,7 @@ class MoeService final : public MoeServiceBase {
   absl::Status UseSession(MessageForward* caller, ForwardWork* work);
   absl::StatusOr<std::byte*> OpenSessionPlace(const std::string& field, const SessionPlace& place, size_t bytes,
                                               std::shared_ptr<Region>* held) const;
+  absl::Status TakeRingForward(RingForward* caller, const std::string& token);
   absl::Status SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token);
   int64_t RoutedSlots(const CheckedForward& checked) const;
   absl::Status AnswerHello(const moe::v1::HelloRequest& request, moe::v1::HelloResponse* response) const;
@@ -133,6 +143,7 @@ class MoeService final : public MoeServiceBase {
   const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
   ClientGate* gate_ = nullptr;
+  CallObserver* observer_ = nullptr;
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;
   ByteBudget budget_{kMaxBytesInFlight};
@@ -142,6 +153,7 @@ template <typename Request, typename Body>
 grpc::ServerUnaryReactor* MoeService::Handle(const char* method, Kind kind, grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* bytes, const Body& body) {
   Call* call = new Call(method, context, &open_);
+  if constexpr (std::is_same_v<Request, ReceivedForward>) call->record().Begin(observer_, Transport::kRpc, bytes->Length());
   absl::Status status = call->Enter(gate_, Plane::kData);
   try {
     if (status.ok()) status = Admit(kind);

@@ -19,6 +19,7 @@ namespace moed {
 namespace {
 
 namespace v1 = moe::v1;
+
 }  // namespace
 
 // A unary call.
@@ -33,6 +34,7 @@ class MoeService::UnaryForward final : public MessageForward {
   bool Gone() const override { return call_->Gone(); }
   void Fail(const absl::Status& why) override { call_->Done(why); }
   absl::Status TakeRows(int64_t rows) override { return call_->TakeRows(rows); }
+  ForwardRecord& record() override { return call_->record(); }
 
  private:
   void Deliver(grpc::ByteBuffer response) override {
@@ -60,8 +62,10 @@ absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForwar
 // Checks a parsed request and queues it. After an error nothing was queued.
 absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& caller) {
   const v1::ForwardRequest& message = caller->request->message();
-  absl::StatusOr<CheckedForward> checked = CheckForward(message, *Models(), caller->request->hidden_bytes());
-  if (!checked.ok()) return checked.status();
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<CheckedForward> checked = CheckForward(message, *models, caller->request->hidden_bytes());
+  if (!checked.ok()) return caller->record().SetAsked(*models, message.model(), message.layer()), checked.status();
+  caller->record().SetCall(*checked);
   if (absl::Status status = caller->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();
@@ -73,6 +77,7 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   if (absl::Status status = UseSession(caller.get(), &work); !status.ok()) return status;
   const bool still_to_copy = work.checked.call.incoming != nullptr;
   absl::Status status = runner_->Submit(std::move(work));
+  if (absl::IsResourceExhausted(status)) caller->record().SetDrop(Drop::kQueue);
   if (status.ok() && still_to_copy) CopyHidden(caller);
   return status;
 }

@@ -44,8 +44,17 @@ struct MoeService::RingForward final : public ForwardCaller {
   bool Gone() const override { return call->Gone(); }
   void Answer(ForwardAnswer answer) override;
   void Fail(const absl::Status& why) override {
-    share = ClientShare();  // before the answer: whoever has it may call again at once
+    End(why);
     call->Answer(FailedCompletion(why));
+  }
+  // Gives hidden states and output their addresses in the region.
+  absl::Status Place(ForwardWork* work) const;
+  // Before the answer: whoever has it may call again at once, and look at what was counted.
+  void End(const absl::Status& status);
+  // `status`, and when it refuses the call, why.
+  absl::Status Refused(Drop why, absl::Status status) {
+    if (absl::IsResourceExhausted(status)) record.SetDrop(why);
+    return status;
   }
 
   const std::shared_ptr<RingCall> call;
@@ -54,9 +63,29 @@ struct MoeService::RingForward final : public ForwardCaller {
   ByteBudget* budget = nullptr;  // null: nothing was taken
   size_t reserved = 0;
   ClientShare share;
+  ForwardRecord record;
+  std::string request_id;
   v1::ForwardRequest request;
   std::optional<CallMemory> made;  // hidden states that are not what came
 };
+
+absl::Status MoeService::RingForward::Place(ForwardWork* work) const {
+  const ring::Submission& submission = call->submission();
+  const Region& region = *call->region();
+  absl::StatusOr<std::byte*> hidden = region.At("hidden", submission.hidden_offset, work->checked.hidden_bytes());
+  if (!hidden.ok()) return hidden.status();
+  absl::StatusOr<std::byte*> output = region.At("output", submission.output_offset, work->checked.output_bytes());
+  if (!output.ok()) return output.status();
+  work->checked.call.hidden.data = *hidden;
+  work->output = *output;
+  return absl::OkStatus();
+}
+
+void MoeService::RingForward::End(const absl::Status& status) {
+  share = ClientShare();
+  record.End(status, started());
+  record.Log("Forward by ring", status, Microseconds(steady_clock::now() - started()), request_id);
+}
 
 void MoeService::RingForward::Answer(ForwardAnswer answer) {
   const ring::Submission& submission = call->submission();
@@ -70,23 +99,28 @@ void MoeService::RingForward::Answer(ForwardAnswer answer) {
   timing.set_queue_us(answer.queue_us);
   timing.set_compute_us(answer.info.compute_us);
   timing.set_send_us(Microseconds(steady_clock::now() - answer.computed));
-  share = ClientShare();
+  record.SetTimes(answer, timing.send_us());
+  End(absl::OkStatus());
   call->Answer(ToCompletion(answer.info, timing));
 }
 
 void MoeService::StartRingForward(std::shared_ptr<RingCall> call, const std::string& token) {
   if (uses_gpu_) queue_->Expect();
   absl::Status status;
+  std::shared_ptr<RingForward> caller;
   try {
-    const auto caller = std::make_shared<RingForward>(call, &open_);
+    caller = std::make_shared<RingForward>(call, &open_);
+    caller->record.Begin(observer_, Transport::kRing, 0);
     status = SubmitRingForward(caller, token);
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("no memory for this request");
   }
-  if (!status.ok()) call->Answer(FailedCompletion(status));
+  if (status.ok()) return;
+  caller != nullptr ? caller->Fail(status) : call->Answer(FailedCompletion(status));
 }
 
-absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token) {
+// Lets a submission in: reads it, and takes what it holds of the shares.
+absl::Status MoeService::TakeRingForward(RingForward* caller, const std::string& token) {
   if (gate_ != nullptr) {  // for each call, since tokens may be taken out of their file
     if (absl::Status status = gate_->AdmitToken(Plane::kData, token); !status.ok()) return status;
     caller->share = gate_->ShareOfToken(Plane::kData, token);
@@ -98,30 +132,40 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   const v1::ForwardRequest& request = caller->request;
   const size_t copied = request.top_k().ids().data().size() + request.top_k().weights().data().size() +
                         request.router_logits().data().size();
-  if (absl::Status status = caller->share.TakeBytes(static_cast<int64_t>(copied)); !status.ok()) return status;
-  if (absl::Status status = budget_.Take(copied); !status.ok()) return status;
+  caller->request_id = request.request_id();
+  caller->record.AddReceived(copied);
+  absl::Status taken = caller->Refused(Drop::kClient, caller->share.TakeBytes(static_cast<int64_t>(copied)));
+  if (taken.ok()) taken = caller->Refused(Drop::kBytes, budget_.Take(copied));
+  if (!taken.ok()) return taken;
   caller->budget = &budget_, caller->reserved = copied;
-  absl::StatusOr<CheckedForward> checked = CheckForward(request, *Models());
-  if (!checked.ok()) return checked.status();
-  if (absl::Status status = caller->share.TakeRows(checked->call.hidden.rows); !status.ok()) return status;
+  return absl::OkStatus();
+}
+
+absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& caller, const std::string& token) {
+  if (absl::Status status = TakeRingForward(caller.get(), token); !status.ok()) return status;
+  const ring::Submission& submission = caller->call->submission();
+  const Region& region = *caller->call->region();
+  const v1::ForwardRequest& request = caller->request;
+  const std::shared_ptr<const ModelTable> models = Models();
+  absl::StatusOr<CheckedForward> checked = CheckForward(request, *models);
+  if (!checked.ok()) return caller->record.SetAsked(*models, request.model(), request.layer()), checked.status();
+  caller->record.SetCall(*checked);
+  caller->record.SetSent(checked->output_bytes());
+  absl::Status taken = caller->Refused(Drop::kClient, caller->share.TakeRows(checked->call.hidden.rows));
+  if (!taken.ok()) return taken;
   ForwardWork work;
   work.want_routing = request.return_routing();
   if (work.want_routing) {
     absl::Status status = CheckUsedRouting(submission, region.memory(), RoutedSlots(*checked) * checked->rows_each);
     if (!status.ok()) return status;
   }
-  absl::StatusOr<std::byte*> hidden = region.At("hidden", submission.hidden_offset, checked->hidden_bytes());
-  if (!hidden.ok()) return hidden.status();
-  absl::StatusOr<std::byte*> output = region.At("output", submission.output_offset, checked->output_bytes());
-  if (!output.ok()) return output.status();
-  checked->call.hidden.data = *hidden;
-  if (checked->must_be_made()) {
-    if (absl::Status status = MakeHiddenOf(*hidden, &*checked, &caller->made); !status.ok()) return status;
-  }
-  work.output = *output;
   work.checked = *std::move(checked);
+  if (absl::Status status = caller->Place(&work); !status.ok()) return status;
+  if (const void* came = work.checked.call.hidden.data; work.checked.must_be_made()) {
+    if (absl::Status status = MakeHiddenOf(came, &work.checked, &caller->made); !status.ok()) return status;
+  }
   work.caller = caller;
-  return runner_->Submit(std::move(work));
+  return caller->Refused(Drop::kQueue, runner_->Submit(std::move(work)));
 }
 
 // Slots a row of the routing that a call uses.

@@ -26,32 +26,57 @@ grpc::ByteBuffer FailedAnswer(const std::string& request_id, const absl::Status&
 
 }  // namespace
 
+// What is known of an item from its arrival on.
+struct MoeService::Item {
+  const steady_clock::time_point started = steady_clock::now();
+  std::string request_id;
+  ForwardRecord record;
+
+  // `status`, and when it refuses the item, why.
+  absl::Status Refused(Drop why, absl::Status status) {
+    if (absl::IsResourceExhausted(status)) record.SetDrop(why);
+    return status;
+  }
+  void End(const absl::Status& status) {
+    record.End(status, started);
+    const auto took = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - started);
+    record.Log("Forward by stream", status, took.count(), request_id);
+  }
+};
+
 // A request of a stream, to its answer. The stream lives until each of its items wrote one.
 class MoeService::StreamForward final : public MessageForward {
  public:
-  StreamForward(StreamReactor* stream, std::unique_ptr<ReceivedForward> parsed, steady_clock::time_point started, ByteBudget* budget,
+  StreamForward(StreamReactor* stream, std::unique_ptr<ReceivedForward> parsed, std::shared_ptr<Item> item, ByteBudget* budget,
                 size_t bytes, ClientShare share)
-      : MessageForward(std::move(parsed)), stream_(stream), started_(started), budget_(budget), bytes_(bytes),
-        share_(std::move(share)), deadline_(std::min(stream->deadline(), RequestDeadline(request->message(), started))) {}
+      : MessageForward(std::move(parsed)), stream_(stream), item_(std::move(item)), budget_(budget), bytes_(bytes),
+        share_(std::move(share)), deadline_(std::min(stream->deadline(), RequestDeadline(request->message(), item_->started))) {}
   ~StreamForward() override { budget_->Give(bytes_); }
 
-  TimePoint started() const override { return started_; }
+  TimePoint started() const override { return item_->started; }
   TimePoint deadline() const override { return deadline_; }
   bool Gone() const override { return stream_->Gone(); }
   void Fail(const absl::Status& why) override {
-    share_ = ClientShare();  // before the answer: whoever has it may call again at once
+    End(why);
     stream_->Write(FailedAnswer(request->message().request_id(), why));
   }
-  absl::Status TakeRows(int64_t rows) override { return share_.TakeRows(rows); }
+  absl::Status TakeRows(int64_t rows) override { return item_->Refused(Drop::kClient, share_.TakeRows(rows)); }
+  ForwardRecord& record() override { return item_->record; }
 
  private:
   void Deliver(grpc::ByteBuffer response) override {
-    share_ = ClientShare();
+    End(absl::OkStatus());
     stream_->Write(std::move(response));
   }
 
+  // Before the answer: whoever has it may call again at once, and look at what was counted.
+  void End(const absl::Status& status) {
+    share_ = ClientShare();
+    item_->End(status);
+  }
+
   StreamReactor* const stream_;
-  const steady_clock::time_point started_;
+  const std::shared_ptr<Item> item_;
   ByteBudget* const budget_;  // from which bytes_ were taken
   const size_t bytes_;
   ClientShare share_;
@@ -73,18 +98,21 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* MoeService::Forward
 }
 
 void MoeService::BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes) {
-  std::string request_id;
+  std::shared_ptr<Item> item;
   absl::Status status;
   try {
-    status = SubmitStreamForward(stream, bytes, &request_id);
+    item = std::make_shared<Item>();
+    item->record.Begin(observer_, Transport::kStream, bytes->Length());
+    status = SubmitStreamForward(stream, bytes, item);
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("no memory for this request");
   }
-  if (!status.ok()) stream->Write(FailedAnswer(request_id, status));
+  if (status.ok()) return;
+  if (item != nullptr) item->End(status);
+  stream->Write(FailedAnswer(item == nullptr ? "" : item->request_id, status));
 }
 
-absl::Status MoeService::SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, std::string* request_id) {
-  const steady_clock::time_point started = steady_clock::now();
+absl::Status MoeService::SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, const std::shared_ptr<Item>& item) {
   if (absl::Status status = Admit(Kind::kComputes); !status.ok()) return status;
   ClientShare share = gate_ == nullptr ? ClientShare() : gate_->ShareOf(Plane::kData, stream->context());
   const size_t size = bytes->Length();
@@ -92,13 +120,14 @@ absl::Status MoeService::SubmitStreamForward(StreamReactor* stream, grpc::ByteBu
     queue_->Expect();
     helpers_->Expect(CopyHelpers::For(size));
   }
-  if (absl::Status status = share.TakeBytes(static_cast<int64_t>(size)); !status.ok()) return status;
-  if (absl::Status status = budget_.Take(size); !status.ok()) return WithRetryInfo(std::move(status), queue_->RetryDelay());
+  absl::Status taken = item->Refused(Drop::kClient, share.TakeBytes(static_cast<int64_t>(size)));
+  if (!taken.ok()) return taken;
+  taken = item->Refused(Drop::kBytes, budget_.Take(size));
+  if (!taken.ok()) return WithRetryInfo(std::move(taken), queue_->RetryDelay());
   auto parsed = std::make_unique<ReceivedForward>();
   if (absl::Status status = ParseRequest(bytes, parsed.get()); !status.ok()) return budget_.Give(size), status;
-  *request_id = parsed->message().request_id();
-  const auto caller = std::make_shared<StreamForward>(stream, std::move(parsed), started, &budget_, size, std::move(share));
-  return SubmitMessage(caller);
+  item->request_id = parsed->message().request_id();
+  return SubmitMessage(std::make_shared<StreamForward>(stream, std::move(parsed), item, &budget_, size, std::move(share)));
 }
 
 }  // namespace moed

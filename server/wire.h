@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,6 +25,7 @@
 #include "proto/moe/v1/moe.pb.h"
 #include "proto/ring/layout.h"
 #include "proto/ring/session.h"
+#include "server/call_observer.h"
 #include "server/payload.h"
 
 namespace moed {
@@ -42,6 +44,8 @@ struct ModelFacts {
   int num_experts = 0;      // E
   int top_k = 0;            // k of the checkpoint's own rule
   std::vector<int> layers;  // ascending
+  int first_expert = 0, end_expert = 0;  // experts [first_expert, end_expert) are held
+  std::vector<std::shared_ptr<LayerObserver>> observers;  // of `layers`, in their order; empty: nobody observes
 };
 
 class ModelTable {
@@ -53,12 +57,17 @@ class ModelTable {
   absl::StatusOr<const ModelFacts*> Find(const std::string& name) const;
   const std::vector<ModelFacts>& models() const { return models_; }
 
+  // Gets an observer for each layer. Before the table is used.
+  void Observe(CallObserver* observer);
+
  private:
   std::vector<ModelFacts> models_;
 };
 
 // NOT_FOUND listing the MoE layers unless `layer` is one of them.
 absl::Status CheckLayer(const ModelFacts& model, int layer);
+// The observer of a layer; null when there is none, or no such layer.
+std::shared_ptr<LayerObserver> ObserverOf(const ModelFacts& model, int layer);
 
 // Where hidden.data lies in the bytes of a ForwardRequest: offsets from its first byte.
 struct HiddenPlace {
@@ -118,6 +127,7 @@ struct CheckedForward {
   int64_t rows_each = 1;
   const void* rows_data = nullptr;             // of those that came; null: held back, in a session, or packed
   std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
+  std::shared_ptr<LayerObserver> observer;     // of the layer; may be null
 
   // Of the hidden states as they came.
   size_t hidden_bytes() const {

@@ -365,6 +365,7 @@ absl::StatusOr<CheckedForward> CheckForward(const v1::ForwardRequest& request, c
   absl::StatusOr<DType> output_dtype = ReadOutputType(request, hidden->dtype);
   if (!output_dtype.ok()) return output_dtype.status();
   checked.model = (*model)->name;
+  checked.observer = ObserverOf(**model, request.layer());
   checked.call = {request.layer(), *hidden, RoutingByGate{}, request.routed_only()};
   checked.output_dtype = *output_dtype;
   if (absl::Status status = ReadRouting(request, **model, &checked.call); !status.ok()) return status;

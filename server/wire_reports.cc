@@ -85,7 +85,7 @@ void FillExplanation(const LayerExplanation& layer, v1::LayerExplanation* out) {
 
 ModelTable::ModelTable(const std::vector<ModelStatus>& models) {
   for (const ModelStatus& model : models) {
-    ModelFacts facts{model.name, model.hidden, model.num_experts, model.top_k, {}};
+    ModelFacts facts{model.name, model.hidden, model.num_experts, model.top_k, {}, model.first_expert, model.end_expert, {}};
     for (const LayerStatus& layer : model.layers) facts.layers.push_back(layer.layer);
     std::sort(facts.layers.begin(), facts.layers.end());
     models_.push_back(std::move(facts));
@@ -101,6 +101,20 @@ absl::StatusOr<const ModelFacts*> ModelTable::Find(const std::string& name) cons
   }
   if (name.empty()) return absl::InvalidArgumentError(absl::StrCat("model: wanted one of ", names, ", got no name"));
   return absl::NotFoundError(absl::StrCat("model: wanted one of ", names, ", got '", name.substr(0, 128), "'"));
+}
+
+void ModelTable::Observe(CallObserver* observer) {
+  for (ModelFacts& model : models_) {
+    for (const int layer : model.layers) {
+      model.observers.push_back(observer->OfLayer({model.name, layer, model.first_expert, model.end_expert}));
+    }
+  }
+}
+
+std::shared_ptr<LayerObserver> ObserverOf(const ModelFacts& model, int layer) {
+  const auto at = std::lower_bound(model.layers.begin(), model.layers.end(), layer);
+  if (model.observers.empty() || at == model.layers.end() || *at != layer) return nullptr;
+  return model.observers[static_cast<size_t>(at - model.layers.begin())];
 }
 
 absl::Status CheckLayer(const ModelFacts& model, int layer) {

@@ -102,6 +102,7 @@ check_includes() {
   include //third_party:catch2 'catch2/'
   include //third_party:benchmark 'benchmark/'
   include //third_party:openssl 'openssl/'
+  include //third_party:prometheus 'prometheus/'
   include @cuda//:runtime 'cuda|cublas|cooperative_groups|mma\.h'
 }
 

@@ -315,11 +315,6 @@ TEST_CASE("moed --version prints the version, then the CUDA part of its build") 
   CHECK(finished.out == "moed 0.1.0\n" + CudaBuild() + "\n");
 }
 
-TEST_CASE("Options of other versions are refused with exit code 2") {
-  CheckRefusedStart({"--model", Mixtral(), "--metrics-listen", "127.0.0.1:0"}, {"--metrics-listen: is not in this version"});
-  CheckRefusedStart({"--model", Mixtral(), "--admin-listen", "127.0.0.1:0"}, {"--admin-listen: is not in this version"});
-}
-
 TEST_CASE("A model's name that is not UTF-8 is refused by moectl in its first line on stderr") {
   const RunningServer server({Deepseek()});
   for (const char* name : {"\xff", "a\xc3", "\xed\xa0\x80", "\xc0\x80"}) {

@@ -63,6 +63,24 @@ struct Caller : ForwardCaller {
   absl::Status failure;
 };
 
+// What an observer of a layer was told.
+struct Observer : LayerObserver {
+  struct Run {
+    int calls = 0;
+    int64_t rows = 0;
+    std::vector<int32_t> ids;
+    bool operator==(const Run&) const = default;
+  };
+  void Finished(const FinishedForward&) override { FAIL("the end of a call is its transport's to tell"); }
+  void Ran(const FinishedRun& run) override {
+    Run told{run.calls, run.rows, {}};
+    for (const auto& ids : run.ids) told.ids.insert(told.ids.end(), ids.begin(), ids.end());
+    CHECK(run.compute_us >= 0);
+    runs.push_back(told);
+  }
+  std::vector<Run> runs;
+};
+
 // An engine with a model of two layers, on the puppet or on the host, and a queue that runs when told.
 struct Bench {
   explicit Bench(bool on_device = true, int64_t batch_rows = 16) : queue(Limits(batch_rows), [this] { return now; }) {
@@ -213,6 +231,56 @@ TEST_CASE("A large call whose deadline passes between two pieces is dropped ther
   CHECK(bench.queue.counters().expired == 1);
   CHECK(bench.queue.counters().cancelled == 1);
   CHECK(bench.queue.counters().runs == 2);
+}
+
+TEST_CASE("A layer's observer is told of each run, with the experts that ran, and callers get no routing for that") {
+  for (const bool on_device : {true, false}) {
+    INFO((on_device ? "device" : "host"));
+    Bench bench(on_device);
+    const auto observer = std::make_shared<Observer>();
+    const auto observed = [&](bool want_routing) {
+      return [&observer, want_routing](ForwardWork* work) {
+        work->checked.observer = observer;
+        work->want_routing = want_routing;
+      };
+    };
+    const auto one = bench.Submit(3, 1.0f, observed(false)), other = bench.Submit(5, 1.5f, observed(true));
+    bench.RunAll();
+    bench.CheckAnswer(*other);
+    REQUIRE(one->answer.has_value());
+    CHECK(one->answer->info.ids.empty());
+    CHECK(one->answer->info.weights.empty());
+    CHECK_FALSE(one->answer->info.want_routing);
+    REQUIRE(observer->runs.size() == 1);
+    CHECK(observer->runs[0].calls == 2);
+    CHECK(observer->runs[0].rows == 8);
+    const size_t top_k = static_cast<size_t>(other->answer->info.top_k);
+    if (!on_device) CHECK(observer->runs[0].ids.size() == 8 * top_k);  // from a device they come where a caller wants them
+    const std::vector<int32_t> last(observer->runs[0].ids.end() - static_cast<ptrdiff_t>(5 * top_k), observer->runs[0].ids.end());
+    CHECK(last == other->answer->info.ids);
+  }
+}
+
+TEST_CASE("Pieces of a large call are runs of their own to the observer, and a call that fails is none") {
+  Bench bench(false);
+  const auto observer = std::make_shared<Observer>();
+  const std::vector<int32_t> ids(40, 1), bad(4, kExperts);
+  const std::vector<float> weights(40, 1.0f);
+  const auto by = [&](const std::vector<int32_t>& all, size_t rows) {
+    return [&, rows](ForwardWork* work) {
+      work->checked.observer = observer;
+      work->want_routing = false;
+      work->checked.call.routing = RoutingByIds{1, std::span(all).first(rows), std::span(weights).first(rows)};
+    };
+  };
+  const auto large = bench.Submit(40, 1.0f, by(ids, 40));
+  const auto failed = bench.Submit(4, 1.0f, by(bad, 4));
+  bench.RunAll();
+  CHECK(large->answer.has_value());
+  CHECK(absl::IsInvalidArgument(failed->failure));
+  REQUIRE(observer->runs.size() == 3);
+  CHECK(observer->runs[0] == Observer::Run{1, 16, std::vector<int32_t>(16, 1)});
+  CHECK(observer->runs[2] == Observer::Run{1, 8, std::vector<int32_t>(8, 1)});
 }
 
 TEST_CASE("A row that cannot be routed fails its call alone, and is named by its place in the call also in a later piece") {

@@ -278,11 +278,14 @@ TEST_CASE("Flag and file may repeat each other but not differ") {
   CHECK(options.models.size() == 1);
 }
 
-TEST_CASE("Options of other versions are refused by name") {
-  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "127.0.0.1:0"}),
-             Contains("--metrics-listen: is not in this version"));
-  CHECK_THAT(ConfigError(R"({"model": "/m", "metrics-listen": "127.0.0.1:0"})"),
-             Contains("metrics-listen: is not in this version"));
+TEST_CASE("Metrics need an address that HTTP can have, and counting experts needs metrics") {
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "unix:/tmp/x"}), Contains("--metrics-listen: wanted HOST:PORT"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--metrics-listen", "frob"}), Contains("--metrics-listen: wanted HOST:PORT"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--expert-metrics"}), Contains("--expert-metrics: wanted --metrics-listen beside it"));
+  const auto parsed = ParseCommandLine({"serve", "--model", "/m", "--metrics-listen", "[::]:9464", "--expert-metrics"});
+  REQUIRE(parsed.ok());
+  CHECK(parsed->serve.metrics_listen == "[::]:9464");
+  CHECK(parsed->serve.expert_metrics);
 }
 
 TEST_CASE("A value of the wrong JSON type is refused with its key") {
