@@ -332,7 +332,7 @@ TEST_CASE("A client that is killed in a call loses its memory within a second, a
 }
 
 TEST_CASE("A server that dies is UNAVAILABLE at once, and one that starts again is found") {
-  const TempDir folder;
+  const TempDir folder(TempDir::Use::kForSockets);
   const std::string address = "unix:" + folder.path() + "/moed.sock";
   auto server = std::make_unique<RunningServer>(std::vector<std::string>{Model()}, std::vector<std::string>{"--listen", address});
   const auto client = Connect(address, Transport::kRing);

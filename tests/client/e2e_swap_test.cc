@@ -58,7 +58,7 @@ struct Served {
     return RunToEnd(arguments);
   }
 
-  TempDir sockets;
+  TempDir sockets{TempDir::Use::kForSockets};
   std::unique_ptr<RunningServer> server;
 };
 
@@ -108,7 +108,9 @@ TEST_CASE("Swaps under load: no error, and every answer is wholly of the weights
     });
   }
   for (int swap = 0; swap < 12; ++swap) {
+    const int before = answers;
     const Finished done = served.Change({"swap", "m", (swap % 2 == 0 ? two : one).path()});
+    CHECK(WaitFor([&] { return answers >= before + 2; }));
     INFO(done.err);
     CHECK(done.exit_code == 0);
     CHECK_THAT(done.out, Contains(std::to_string(swap + 2)));

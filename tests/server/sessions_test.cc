@@ -80,7 +80,7 @@ struct Server {
     return abandoned.empty() ? "" : std::string(abandoned.back().message());
   }
 
-  TempDir folder;
+  TempDir folder{TempDir::Use::kForSockets};
   std::atomic<bool> answer{true};
   std::mutex mutex;
   std::vector<std::shared_ptr<RingCall>> kept;
@@ -257,7 +257,7 @@ TEST_CASE("Only whom the server admits opens a session, and regions are pinned w
 }
 
 TEST_CASE("The socket is the owner's, replaces one that nobody answers at, and goes with the server") {
-  TempDir folder;
+  const TempDir folder(TempDir::Use::kForSockets);
   const std::string path = folder.path() + "/session";
   SessionOptions options;
   options.path = path;

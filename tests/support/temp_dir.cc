@@ -18,8 +18,8 @@ namespace {
 
 }  // namespace
 
-TempDir::TempDir() {
-  const char* base = std::getenv("TEST_TMPDIR");
+TempDir::TempDir(Use use) {
+  const char* base = use == Use::kForSockets ? "/tmp" : std::getenv("TEST_TMPDIR");
   std::error_code error;
   std::string pattern = base != nullptr ? std::string(base) : std::filesystem::temp_directory_path(error).string();
   pattern += "/moed_test_XXXXXX";

@@ -8,9 +8,12 @@ namespace moed::testing {
 
 class TempDir {
  public:
+  // kForSockets: below /tmp, since the path of a socket has at most 107 bytes.
+  enum class Use { kFiles, kForSockets };
+
   // Below TEST_TMPDIR when Bazel sets it, else below the system's directory for temporary files. Ends the program when no
   // directory can be made: no test can go on without it.
-  TempDir();
+  explicit TempDir(Use use = Use::kFiles);
   ~TempDir();
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
