@@ -89,9 +89,6 @@ void AdminService::ThreadMain() {
     if (change == nullptr) return;
     lock.unlock();
     Make(change.get());
-    lock.lock();
-    under_way_.clear();
-    lock.unlock();
     change.reset();
     lock.lock();
   }
@@ -118,6 +115,10 @@ void AdminService::Make(Change* change) {
     *change->response = Serialised(answer);
   } else {
     spdlog::error("{}: failed after {:.1f} s: {}", change->what, SecondsSince(begin), status.ToString());
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    under_way_.clear();  // before the answer: whoever has it may begin the next change at once
   }
   change->call->Done(status);
 }

@@ -174,6 +174,18 @@ TEST_CASE("With admin tokens the calls' own address takes changes, from who has 
   CHECK(server.MoectlJson({"status"})["models"][0]["generation"] == 2);
 }
 
+TEST_CASE("Who was told that a change is made may begin the next one at once") {
+  const Folder one(1.0f), two(0.5f);
+  const Served served(one);
+  const auto admin = client::MoeClient::Connect(served.admin(), {.transport = Transport::kRpc});
+  REQUIRE(admin.ok());
+  for (int i = 0; i < 40; ++i) {
+    const auto status = (*admin)->SwapModel("m", i % 2 == 0 ? two.path() : one.path());
+    INFO(i << ": " << status.status().ToString());
+    REQUIRE(status.ok());
+  }
+}
+
 TEST_CASE("A drain ends a change, and a caller that goes away does") {
   const Folder one(1.0f), many(1.0f, 200);
   {
