@@ -113,11 +113,16 @@ struct MoeClient::Impl {
     return DecodeResponse(call, &response, output);
   }
 
-  absl::StatusOr<ForwardResult> ForwardBySharedMemory(SharedCall placed, const CallOptions& options) {
+  absl::StatusOr<ForwardResult> ForwardBySharedMemory(SharedCall placed, const std::shared_ptr<SharedSession>& session,
+                                                      const CallOptions& options) {
     moe::v1::ForwardResponse response;
     absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, placed.Request(), &response);
-    if (!status.ok()) return status;
-    return placed.ResultOf(response);
+    if (status.ok()) return placed.ResultOf(response);
+    // With these the server has said that it is through with the call. After others, such as a deadline that passed here, it may be at it.
+    const bool over = absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status) ||
+                      absl::IsUnauthenticated(status);
+    if (!over) sessions.Leave(session);
+    return status;
   }
 
   // `output` null: in the result.
@@ -128,8 +133,9 @@ struct MoeClient::Impl {
     if (*session == nullptr || !SharedCall::CanSay(call)) return ForwardByMessage(call, output, options);
     std::optional<SharedCall> placed = SharedCall::Place(*session, call, output);
     if (placed && client_options.transport == Transport::kSharedMemory) {
-      return ForwardBySharedMemory(*std::move(placed), options);
+      return ForwardBySharedMemory(*std::move(placed), *session, options);
     }
+    if (!placed && (*session)->retired()) return Forward(call, output, options);  // another thread has left it just now
     std::optional<absl::StatusOr<ForwardResult>> result;
     if (placed) result = placed->Run(options);
     if (result && absl::IsUnavailable(result->status())) sessions.Lost(*session);

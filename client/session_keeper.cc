@@ -53,4 +53,10 @@ void SessionKeeper::Lost(const std::shared_ptr<SharedSession>& session) {
   if (session_ == session) session_.reset();
 }
 
+void SessionKeeper::Leave(const std::shared_ptr<SharedSession>& session) {
+  session->Retire();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (session_ == session) session_.reset();
+}
+
 }  // namespace moed::client

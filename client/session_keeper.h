@@ -34,6 +34,8 @@ class SessionKeeper {
 
   // Drops `session` if it is over.
   void Lost(const std::shared_ptr<SharedSession>& session);
+  // Drops `session`, whose memory the server may still use for a call that was given up. Calls that are under way in it go on.
+  void Leave(const std::shared_ptr<SharedSession>& session);
 
  private:
   absl::StatusOr<std::shared_ptr<SharedSession>> Open(const moe::v1::HelloResponse& answer) const;

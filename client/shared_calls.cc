@@ -60,7 +60,7 @@ bool SharedCall::PlaceAll() {
   std::memcpy(submission_.model, call_.model.data(), call_.model.size());
   std::memcpy(submission_.request_id, call_.request_id.data(), call_.request_id.size());
   const std::optional<uint64_t> hidden = In(call_.hidden.data), scales = In(Bytes(call_.hidden_scales));
-  std::optional<uint64_t> output = output_.empty() ? std::nullopt : session_->OffsetOf(output_);
+  std::optional<uint64_t> output = output_.empty() ? std::nullopt : Held(output_);
   output_in_place_ = output.has_value();
   if (!output) output = NewPart(OutputBytes(call_));
   if (!hidden || !scales || !output) return false;
@@ -104,8 +104,15 @@ std::optional<uint64_t> SharedCall::NewPart(size_t bytes) {
   return parts_.back().offset();
 }
 
+std::optional<uint64_t> SharedCall::Held(std::span<const uint8_t> bytes) {
+  std::optional<SharedSession::Part> part = session_->Hold(bytes);
+  if (!part) return std::nullopt;
+  parts_.push_back(*std::move(part));
+  return session_->OffsetOf(bytes);
+}
+
 std::optional<uint64_t> SharedCall::In(std::span<const uint8_t> bytes) {
-  if (const std::optional<uint64_t> there = session_->OffsetOf(bytes)) return there;
+  if (const std::optional<uint64_t> there = Held(bytes)) return there;
   const std::optional<uint64_t> offset = NewPart(bytes.size());
   if (offset && !bytes.empty()) std::memcpy(parts_.back().bytes().data(), bytes.data(), bytes.size());
   return offset;

@@ -43,6 +43,8 @@ class SharedCall {
   // The offset of `bytes` in the session, copied there unless they are there; nothing when there is no room.
   std::optional<uint64_t> In(std::span<const uint8_t> bytes);
   std::optional<uint64_t> NewPart(size_t bytes);
+  // The offset of memory that lies in the session, held as long as this call may be under way; nothing for other memory.
+  std::optional<uint64_t> Held(std::span<const uint8_t> bytes);
   const uint8_t* At(uint64_t offset) const;
   void TakeOutput(ForwardResult* result) const;
   absl::StatusOr<ForwardResult> Take(const ring::Completion& completion);

@@ -130,18 +130,41 @@ std::optional<SharedSession::Part> SharedSession::Allocate(size_t bytes) {
   const size_t whole = RoundUp(std::max<size_t>(bytes, 1), ring::kAlignment);
   std::lock_guard<std::mutex> lock(memory_mutex_);
   const auto found = std::find_if(free_.begin(), free_.end(), [whole](const auto& part) { return part.second >= whole; });
-  if (found == free_.end()) return std::nullopt;
+  if (found == free_.end() || retired_) return std::nullopt;
   const auto [offset, size] = *found;
   free_.erase(found);
   if (size > whole) free_[offset + whole] = size - whole;
-  used_[offset] = whole;
+  used_[offset] = {whole};
   return Part(shared_from_this(), offset, bytes);
+}
+
+std::optional<SharedSession::Part> SharedSession::Hold(std::span<const uint8_t> memory) {
+  const std::optional<uint64_t> offset = OffsetOf(memory);
+  if (!offset) return std::nullopt;
+  std::lock_guard<std::mutex> lock(memory_mutex_);
+  const auto next = used_.upper_bound(*offset);
+  if (next == used_.begin()) return std::nullopt;
+  const auto use = std::prev(next);
+  if (*offset + memory.size() > use->first + use->second.bytes) return std::nullopt;
+  ++use->second.parts;
+  return Part(shared_from_this(), use->first, use->second.bytes);
+}
+
+void SharedSession::Retire() {
+  std::lock_guard<std::mutex> lock(memory_mutex_);
+  retired_ = true;
+}
+
+bool SharedSession::retired() const {
+  std::lock_guard<std::mutex> lock(memory_mutex_);
+  return retired_;
 }
 
 void SharedSession::Free(uint64_t offset) {
   std::lock_guard<std::mutex> lock(memory_mutex_);
   const auto used = used_.find(offset);
-  auto part = free_.emplace(offset, used->second).first;
+  if (--used->second.parts > 0) return;
+  auto part = free_.emplace(offset, used->second.bytes).first;
   used_.erase(used);
   if (const auto next = std::next(part); next != free_.end() && offset + part->second == next->first) {
     part->second += next->second;

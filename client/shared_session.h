@@ -62,8 +62,13 @@ class SharedSession : public std::enable_shared_from_this<SharedSession> {
   // Whether the server still holds its end. A system call.
   bool Alive() const;
 
-  // Nothing when that much is not free now.
+  // Nothing when that much is not free now, or the session was retired.
   std::optional<Part> Allocate(size_t bytes);
+  // Memory of this session that is allocated, once more: it stays so as long as any of its parts is there. Nothing for other memory.
+  std::optional<Part> Hold(std::span<const uint8_t> memory);
+  // Gives out no memory any more, since the server may still use what comes back: nobody knows until when.
+  void Retire();
+  bool retired() const;
   // The offset of memory of this session; nothing for other memory, or where it is not aligned.
   std::optional<uint64_t> OffsetOf(std::span<const uint8_t> memory) const;
 
@@ -101,8 +106,14 @@ class SharedSession : public std::enable_shared_from_this<SharedSession> {
   ring::Header* ring_ = nullptr;
   ring::Slot* slots_ = nullptr;
   std::chrono::microseconds spin_{0};
-  std::mutex memory_mutex_;
-  std::map<uint64_t, uint64_t> free_, used_;  // bytes by offset; guarded by memory_mutex_
+  struct Use {
+    uint64_t bytes = 0;
+    int parts = 1;
+  };
+  mutable std::mutex memory_mutex_;
+  std::map<uint64_t, uint64_t> free_;  // bytes by offset; guarded by memory_mutex_
+  std::map<uint64_t, Use> used_;       // by offset; guarded by memory_mutex_
+  bool retired_ = false;               // guarded by memory_mutex_
   std::mutex slots_mutex_;
   std::vector<SlotUse> uses_;  // guarded by slots_mutex_
 };

@@ -392,6 +392,35 @@ TEST_CASE("Deadlines hold on a ring: a call that waits too long is given up, and
   for (int i = 0; i < 100; ++i) CHECK(client->Forward(small.call)->data == want);
 }
 
+TEST_CASE("Memory of a call that was given up is nobody else's before the server is through with it") {
+  RunningServer server({Model()}, {"--threads", "1"});
+  Call given_up(4000, DType::kF32, Kind::kIds, 1), next(8000, DType::kF32, Kind::kIds, 2);
+  const std::string want = Connect(server.unix_socket(), Transport::kRpc)->Forward(next.call)->data;
+  for (const Transport transport : {Transport::kSharedMemory, Transport::kRing}) {
+    for (const bool in_buffers : {false, true}) {
+      CAPTURE(client::TransportName(transport), in_buffers);
+      const auto client = Connect(server.unix_socket(), transport, size_t{64} << 20);
+      for (int round = 0; round < 4; ++round) {
+        if (in_buffers) {
+          absl::StatusOr<client::Buffer> hidden = client->Allocate(given_up.bytes.size()), output = client->Allocate(given_up.bytes.size());
+          REQUIRE((hidden.ok() && output.ok()));
+          std::copy(given_up.bytes.begin(), given_up.bytes.end(), hidden->bytes().begin());
+          client::ForwardCall here = given_up.call;
+          here.hidden.data = hidden->bytes();
+          client->ForwardInto(here, output->bytes(), {.timeout = milliseconds(10)}).status().IgnoreError();
+        } else {
+          client->Forward(given_up.call, {.timeout = milliseconds(10)}).status().IgnoreError();
+        }
+        // Its hidden states would lie where the other's output goes.
+        const auto result = client->Forward(next.call);
+        INFO(result.status().ToString());
+        REQUIRE(result.ok());
+        CHECK(result->data == want);
+      }
+    }
+  }
+}
+
 TEST_CASE("Hello tells what a client must know, and both versions when they do not fit") {
   RunningServer server({Model()});
   const auto stub = moe::v1::Moe::NewStub(grpc::CreateChannel(server.tcp(), grpc::InsecureChannelCredentials()));
