@@ -12,8 +12,6 @@
 
 namespace {
 
-constexpr char kVersion[] = "0.1.0";
-
 constexpr char kExamples[] = R"(Examples:
   moectl status
   moectl --server unix:/run/moed.sock explain --json
@@ -21,6 +19,7 @@ constexpr char kExamples[] = R"(Examples:
   moectl forward --layer 0 --input golden.safetensors --hidden 0.x --expect 0.y_block --max-rel 0.01
   moectl bench --layer 0 --tokens 1,64 --concurrency 4 --seconds 5
   moectl health && echo ready
+  moectl doctor
   moectl --server unix:/run/moed/admin.sock swap big /models/big-v2
   moectl --server moe.example:50061 --tls-ca ca.pem --token-file token status
 
@@ -70,7 +69,7 @@ void AddGlobals(CLI::App& app, moed::client::Globals* globals) {
   app.add_option("--tls-key", connection->tls_key, "PEM private key of --tls-cert");
   app.add_option("--token-file", connection->token_file, "its first line that is no comment is sent as the caller's token")
       ->envname("MOED_TOKEN_FILE");
-  app.set_version_flag("--version", std::string("moectl ") + kVersion);
+  app.set_version_flag("--version", std::string("moectl ") + moed::client::kVersion);
 }
 
 // The error as a text. CLI11 does not say which word it took for a command that it does not know.
@@ -97,6 +96,7 @@ int RunMain(int argc, char** argv) {
   moed::client::AddSmoke(app, globals, &run);
   moed::client::AddForward(app, globals, &run);
   moed::client::AddBench(app, globals, &run);
+  moed::client::AddDoctor(app, globals, &run);
   moed::client::AddChanges(app, globals, &run);
   for (CLI::App* command : app.get_subcommands(nullptr)) {
     command->fallthrough();

@@ -16,6 +16,8 @@
 
 namespace moed::client {
 
+inline constexpr char kVersion[] = "0.1.0";
+
 // Exit codes of every command.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitCheckFailed = 1;  // it ran and its check failed
@@ -44,6 +46,7 @@ void AddHealth(CLI::App& app, const Globals& globals, Run* run);
 void AddSmoke(CLI::App& app, const Globals& globals, Run* run);
 void AddForward(CLI::App& app, const Globals& globals, Run* run);
 void AddBench(CLI::App& app, const Globals& globals, Run* run);
+void AddDoctor(CLI::App& app, const Globals& globals, Run* run);
 // load, swap, unload and rollback.
 void AddChanges(CLI::App& app, const Globals& globals, Run* run);
 

@@ -85,14 +85,16 @@ struct MoeClient::Impl {
     return FromWire(response);
   }
 
+  absl::Status Hello(const CallOptions& options, moe::v1::HelloResponse* hello) {
+    moe::v1::HelloRequest request;
+    request.set_protocol(1);
+    request.set_client("moed C++ client");
+    return Call(&moe::v1::Moe::Stub::Hello, options, request, hello);
+  }
+
   // The session that a call uses; null: none, by choice or because there is none to be had.
   absl::StatusOr<std::shared_ptr<SharedSession>> Session(const CallOptions& options) {
-    return sessions.Get([&](moe::v1::HelloResponse* hello) {
-      moe::v1::HelloRequest request;
-      request.set_protocol(1);
-      request.set_client("moed C++ client");
-      return Call(&moe::v1::Moe::Stub::Hello, options, request, hello);
-    });
+    return sessions.Get([&](moe::v1::HelloResponse* hello) { return Hello(options, hello); });
   }
 
   // One unary call of bytes.
@@ -118,7 +120,7 @@ struct MoeClient::Impl {
     moe::v1::ForwardResponse response;
     absl::Status status = Call(&moe::v1::Moe::Stub::Forward, options, placed.Request(), &response);
     if (status.ok()) return placed.ResultOf(response);
-    // With these the server has said that it is through with the call. After others, such as a deadline that passed here, it may be at it.
+    // With these the server has said that it is through with the call. After others, a deadline that passed here, say, it may be at it.
     const bool over = absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status) ||
                       absl::IsUnauthenticated(status);
     if (!over) sessions.Leave(session);
@@ -232,6 +234,15 @@ absl::StatusOr<Buffer> MoeClient::Allocate(size_t bytes) {
   if (impl->heap == nullptr) return absl::ResourceExhaustedError(absl::StrCat("a buffer of ", bytes, " bytes: the heap has none"));
   impl->bytes = {impl->heap.get(), bytes};
   return Buffer(std::move(impl));
+}
+
+absl::StatusOr<ServerHello> MoeClient::Hello(const CallOptions& options) {
+  moe::v1::HelloResponse hello;
+  if (absl::Status status = impl_->Hello(options, &hello); !status.ok()) return status;
+  return ServerHello{.protocol = hello.protocol(),
+                     .version = hello.version(),
+                     .max_message_bytes = hello.max_message_bytes(),
+                     .session_socket = hello.shared_memory().socket()};
 }
 
 absl::StatusOr<ServerStatus> MoeClient::Status(const std::string& model, const CallOptions& options) {

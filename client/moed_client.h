@@ -237,6 +237,14 @@ struct ServerStatus {
   QueueStatus queue;  // likewise
 };
 
+// What a server says of itself before the first call.
+struct ServerHello {
+  uint32_t protocol = 0;          // the version of the contract that it speaks
+  std::string version;
+  int64_t max_message_bytes = 0;  // in either direction
+  std::string session_socket;     // of shared memory; empty: it offers none
+};
+
 struct Reason {
   std::string code;  // stable, machine-readable
   std::string text;  // with the numbers
@@ -306,6 +314,9 @@ class MoeClient {
 
   // Memory for hidden states and outputs. RESOURCE_EXHAUSTED when not even the heap has it.
   absl::StatusOr<Buffer> Allocate(size_t bytes);
+
+  // FAILED_PRECONDITION with both versions when client and server do not speak the same contract.
+  absl::StatusOr<ServerHello> Hello(const CallOptions& options = {});
 
   // State of one model, or of all when `model` is empty.
   absl::StatusOr<ServerStatus> Status(const std::string& model = "", const CallOptions& options = {});

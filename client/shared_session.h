@@ -64,7 +64,7 @@ class SharedSession : public std::enable_shared_from_this<SharedSession> {
 
   // Nothing when that much is not free now, or the session was retired.
   std::optional<Part> Allocate(size_t bytes);
-  // Memory of this session that is allocated, once more: it stays so as long as any of its parts is there. Nothing for other memory.
+  // Memory of this session that is allocated, once more: it stays so while any of its parts is there. Nothing for other memory.
   std::optional<Part> Hold(std::span<const uint8_t> memory);
   // Gives out no memory any more, since the server may still use what comes back: nobody knows until when.
   void Retire();

@@ -88,9 +88,11 @@ check_rules() {
     "($vocabulary) + $std"
   only "//bench's peers and cells reach its cases, json and the vocabulary only" "//bench:gpu_cells + //bench:peers + //bench:report" \
     "//bench:* + ($vocabulary) + //third_party:json + $std"
-  only "//client reaches proto, gRPC, CLI11, json and the leaves only" "//client/..." \
+  only "//client reaches proto, gRPC, CLI11, json, OpenSSL and the leaves only" "//client/..." \
     "//engine:safetensors + //proto:* + //third_party:grpc + //third_party:protobuf + //third_party:cli11 +
-     //third_party:absl_hash_map + //third_party:json + $std"
+     //third_party:absl_hash_map + //third_party:json + //third_party:openssl + $std"
+  only "//client's library, which is installed, reaches proto and gRPC only" "//client:moed_client" \
+    "//proto:* + //third_party:grpc + //third_party:protobuf + $std"
 }
 
 check_includes() {

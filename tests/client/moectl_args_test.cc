@@ -46,7 +46,7 @@ TEST_CASE("Help and version exit with 0, and help has examples") {
   CHECK(version.exit_code == 0);
   CHECK(version.out.find("0.1.0") != std::string::npos);
   const std::vector<std::vector<std::string>> commands = {{},        {"status"},  {"explain"}, {"health"},
-                                                          {"smoke"}, {"forward"}, {"bench"}};
+                                                          {"smoke"}, {"forward"}, {"bench"},   {"doctor"}};
   for (std::vector<std::string> arguments : commands) {
     arguments.push_back("--help");
     const Finished help = Moectl(arguments);
@@ -64,6 +64,8 @@ TEST_CASE("Unknown names and missing options are refused by name") {
       {{"forward", "--layer", "0", "--hidden", "0.x"}, {"--input"}},
       {{"forward", "--input", kGolden, "--hidden", "0.x"}, {"--layer"}},
       {{"bench"}, {"--layer"}},
+      {{"doctor", "--frob"}, {"--frob"}},
+      {{"doctor", "--timeout", "0"}, {"--timeout"}},
       {Forward({"--hidden", "0.x", "--ids", "0.topk_ids"}), {"--ids", "--weights"}},
       {Forward({"--hidden", "0.x", "--weights", "0.topk_weights"}), {"--weights", "--ids"}},
       {Forward({"--hidden", "0.x", "--ids", "0.topk_ids", "--weights", "0.topk_weights", "--logits", "0.router_logits"}),
