@@ -7,8 +7,12 @@
 namespace moed {
 namespace {
 
-// OK, or why the work must not run.
-absl::Status Verdict(const QueuedWork& work, QueuedWork::TimePoint now) {
+constexpr double kMemory = 0.9;  // what a run still counts for after the next one
+constexpr double kMargin = 2;    // times the mean that a run may take
+
+// OK, or why the work must not run. `earliest`: the deadline that it has to have beside.
+absl::Status Verdict(const QueuedWork& work, QueuedWork::TimePoint now,
+                     QueuedWork::TimePoint earliest = QueuedWork::TimePoint::min()) {
   // The deadline first: at a deadline the transport also cancels the call, and the count should say why.
   const QueuedWork::TimePoint deadline = work.terms().deadline;
   if (deadline <= now) {
@@ -16,6 +20,10 @@ absl::Status Verdict(const QueuedWork& work, QueuedWork::TimePoint now) {
     return absl::DeadlineExceededError(absl::StrCat("dropped before it ran: the deadline passed ", late, " us ago"));
   }
   if (work.Gone()) return absl::CancelledError("dropped before it ran: the caller went away");
+  if (deadline < earliest) {
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
+    return absl::DeadlineExceededError(absl::StrCat("dropped before it ran: ", left, " us were left, too few for it, and others wait"));
+  }
   return absl::OkStatus();
 }
 
@@ -99,8 +107,31 @@ Batcher::Group* Batcher::Choose(TimePoint now, bool hurry) {
   return best;
 }
 
+Batcher::TimePoint Batcher::Earliest(const Group& group, const Part& head, TimePoint now) const {
+  if (group.runs == 0) return TimePoint::min();
+  const int64_t step = head.work->terms().step;
+  int64_t rows = step > 0 ? std::min(head.rows, step) : head.rows;
+  if (!Alone(head)) {
+    for (const Part& part : group.parts) rows += part.rows;
+    rows = std::min(rows, std::max(limits_.batch_rows, head.rows));
+  }
+  // Both alone are too long at times: small runs make a row seem slow, large ones a run.
+  const double seconds = std::min(group.seconds / group.runs, group.seconds / group.rows * static_cast<double>(rows)) * kMargin;
+  const TimePoint earliest = now + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  const auto has_time = [&](const Part& part) { return part.work->terms().deadline >= earliest; };
+  const bool any = has_time(head) || std::any_of(group.parts.begin(), group.parts.end(), has_time);
+  return any ? earliest : TimePoint::min();
+}
+
+void Batcher::Measure(const std::string& name, int64_t rows, Duration took) {
+  Group& group = groups_[name];
+  group.seconds = kMemory * group.seconds + std::chrono::duration<double>(took).count();
+  group.rows = kMemory * group.rows + static_cast<double>(std::max<int64_t>(rows, 1));
+  group.runs = kMemory * group.runs + 1;
+}
+
 // Adds to the batch, which is the first part of a work that may share, what is of its kind and fits.
-void Batcher::Fill(Group* group, TimePoint now, std::vector<Part>* batch, Dead* dead) {
+void Batcher::Fill(Group* group, TimePoint now, TimePoint earliest, std::vector<Part>* batch, Dead* dead) {
   const std::string& kind = batch->front().work->terms().kind;
   int64_t rows = batch->front().rows;
   std::deque<Part> left;
@@ -110,7 +141,7 @@ void Batcher::Fill(Group* group, TimePoint now, std::vector<Part>* batch, Dead* 
       left.push_back(std::move(*at));
       continue;
     }
-    if (absl::Status verdict = Verdict(*at->work, now); !verdict.ok()) {
+    if (absl::Status verdict = Verdict(*at->work, now, earliest); !verdict.ok()) {
       Forget(*at);
       dead->emplace_back(std::move(at->work), std::move(verdict));
       continue;
@@ -127,20 +158,22 @@ void Batcher::Fill(Group* group, TimePoint now, std::vector<Part>* batch, Dead* 
 std::vector<Batcher::Part> Batcher::Take(TimePoint now, bool hurry, Dead* dead) {
   std::vector<Part> batch;
   Group* group = nullptr;
+  TimePoint earliest = TimePoint::min();
   while (batch.empty()) {
     group = Choose(now, hurry);
     if (group == nullptr) return batch;
     Part head = std::move(group->parts.front());
     group->parts.pop_front();
     Forget(head);
-    if (absl::Status verdict = Verdict(*head.work, now); !verdict.ok()) {
+    earliest = Earliest(*group, head, now);
+    if (absl::Status verdict = Verdict(*head.work, now, earliest); !verdict.ok()) {
       dead->emplace_back(std::move(head.work), std::move(verdict));
       continue;
     }
     batch.push_back(std::move(head));
   }
   if (!Alone(batch.front())) {
-    if (!group->parts.empty()) Fill(group, now, &batch, dead);
+    if (!group->parts.empty()) Fill(group, now, earliest, &batch, dead);
   } else if (const int64_t step = batch.front().work->terms().step; step > 0) {
     batch.front().rows = std::min(batch.front().rows, step);
   }

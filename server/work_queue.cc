@@ -121,6 +121,7 @@ void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
   std::lock_guard<std::mutex> lock(mutex_);
   const TimePoint now = clock_();
   const uint64_t sharing = parts.size() > 1 ? parts.size() : 0;
+  const std::shared_ptr<QueuedWork> first = parts.front().work;
   int64_t rows = 0;
   for (Part& part : parts) {
     rows += part.rows;
@@ -134,6 +135,7 @@ void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
   counters_.rows += static_cast<uint64_t>(rows);
   counters_.merged += sharing;
   Measure(now - began, rows);
+  batcher_.Measure(first->terms().group, rows, now - began);
   NoteWork();
 }
 

@@ -306,4 +306,46 @@ TEST_CASE("Room ends with the calls and with the rows, with the numbers, but not
   CHECK_THAT(std::string(calls.message()), Catch::Matchers::Contains("2 calls wait, 2 may"));
 }
 
+TEST_CASE("Who has less time left than a run takes is dropped while another waits that has enough, and runs where none has") {
+  Bench bench({.batch_rows = 20});
+  const auto add = [&](const std::string& name, milliseconds left) {
+    bench.Add(name, {.group = "m/0", .kind = "bf16", .rows = 10, .step = 100, .deadline = bench.now + left});
+  };
+  SECTION("nothing is known of runs") {
+    add("a", milliseconds(1)), add("b", milliseconds(500));
+    CHECK(bench.Run() == "a[0,10) b[0,10)");
+    CHECK(bench.dead.empty());
+  }
+  SECTION("runs of 20 rows took 100 ms, which may be 200") {
+    bench.batcher.Measure("m/0", 20, milliseconds(100));
+    add("a", milliseconds(190)), add("b", milliseconds(210)), add("c", milliseconds(190)), add("d", milliseconds(210));
+    CHECK(bench.Run() == "b[0,10) d[0,10)");
+    CHECK(bench.dead == std::vector<std::string>{"a late", "c late"});
+  }
+  SECTION("nobody has enough time") {
+    bench.batcher.Measure("m/0", 20, milliseconds(100));
+    add("a", milliseconds(10)), add("b", milliseconds(20));
+    CHECK(bench.Run() == "a[0,10) b[0,10)");
+    CHECK(bench.dead.empty());
+  }
+  SECTION("one of few rows takes their share of the time, whatever large runs took") {
+    bench.batcher.Measure("m/0", 1000, milliseconds(1000));
+    add("a", milliseconds(40)), add("b", milliseconds(500));
+    CHECK(bench.Run() == "a[0,10) b[0,10)");
+    CHECK(bench.dead.empty());
+  }
+  SECTION("many rows take no longer than a run does, whatever small ones took for a row") {
+    bench.batcher.Measure("m/0", 1, milliseconds(10));
+    add("a", milliseconds(40)), add("b", milliseconds(500));
+    CHECK(bench.Run() == "a[0,10) b[0,10)");
+    CHECK(bench.dead.empty());
+  }
+  SECTION("another layer's runs say nothing") {
+    bench.batcher.Measure("m/1", 20, milliseconds(100));
+    add("a", milliseconds(10)), add("b", milliseconds(500));
+    CHECK(bench.Run() == "a[0,10) b[0,10)");
+    CHECK(bench.dead.empty());
+  }
+}
+
 }  // namespace moed
