@@ -22,7 +22,7 @@ refused() {
   fi
 }
 
-commands="build, demo, test, sanitize, fuzz, bench, install, image, check-deploy, help"
+commands="build, demo, test, sanitize, fuzz, soak, bench, install, image, check-deploy, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
@@ -51,6 +51,9 @@ done
 refused 'fuzz: --jobs: wanted 1 to 999, got "0"' fuzz wire 10 --jobs 0
 refused 'fuzz: --jobs: wanted a value, got nothing' fuzz wire 10 --jobs
 refused 'fuzz: --models: wanted a folder, got "no/such"' fuzz wire 10 --models=no/such
+refused 'soak: SECONDS: wanted 10 to 9999999, got "5"' soak 5
+refused 'soak: unknown option "--frob"; options: --overload' soak --frob
+refused 'soak: wanted at most one argument, got 2' soak 10 --overload
 refused 'bench: unknown kind "frob"; kinds: cpu load rpc gpu' bench cpu,frob
 refused 'bench: unknown option "--frob"; options: --json FILE, -- OPTIONS' bench --frob
 refused 'bench: --: wanted one KIND, whose options these are, got "cpu,load"' bench -- --tokens 1

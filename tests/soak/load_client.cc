@@ -1,0 +1,162 @@
+#include "tests/soak/load_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "client/histogram.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "moe/v1/moe.grpc.pb.h"
+
+namespace moed::testing {
+namespace {
+
+using std::chrono::steady_clock;
+
+// What came of the calls of one window. Any threads.
+class Window {
+ public:
+  void Add(const grpc::Status& status, steady_clock::duration took) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    switch (status.error_code()) {
+      case grpc::OK: ++ok_, latency_.Add(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()); break;
+      case grpc::RESOURCE_EXHAUSTED: ++refused_, untold_ += !TellsWhen(status); break;
+      case grpc::DEADLINE_EXCEEDED: ++late_; break;
+      default: ++other_;
+    }
+  }
+
+  void PrintAndClear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::printf("%s\n", absl::StrFormat("LOAD ok=%d refused=%d untold=%d late=%d other=%d p50_us=%.0f p99_us=%.0f", ok_, refused_,
+                                        untold_, late_, other_, latency_.QuantileMicros(0.5), latency_.QuantileMicros(0.99))
+                            .c_str());
+    std::fflush(stdout);
+    ok_ = refused_ = untold_ = late_ = other_ = 0;
+    latency_ = client::LatencyHistogram();
+  }
+
+ private:
+  // Whether a refusal says when to try again.
+  static bool TellsWhen(const grpc::Status& status) {
+    google::rpc::Status details;
+    google::rpc::RetryInfo retry;
+    return details.ParseFromString(status.error_details()) && details.details_size() == 1 && details.details(0).UnpackTo(&retry) &&
+           retry.retry_delay().seconds() * 1'000'000'000 + retry.retry_delay().nanos() > 0;
+  }
+
+  std::mutex mutex_;
+  int64_t ok_ = 0, refused_ = 0, untold_ = 0, late_ = 0, other_ = 0;  // all guarded by mutex_
+  client::LatencyHistogram latency_;
+};
+
+class Load {
+ public:
+  explicit Load(const LoadClientOptions& options) : options_(options), random_(options.seed) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stub_ = moe::v1::Moe::NewStub(grpc::CreateCustomChannel(options.server, grpc::InsecureChannelCredentials(), arguments));
+    moe::v1::Tensor* hidden = request_.mutable_hidden();
+    request_.set_layer(options.layer);
+    hidden->set_dtype(moe::v1::DTYPE_BF16);
+    hidden->add_shape(options.rows), hidden->add_shape(options.hidden);
+    hidden->set_data(std::string(static_cast<size_t>(options.rows * options.hidden) * 2, '\0'));
+  }
+
+  void Run() {
+    const auto begin = steady_clock::now();
+    const auto at = [&](double seconds) {
+      return begin + std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
+    };
+    const auto end = at(options_.window_s * options_.windows);
+    std::vector<std::thread> threads;
+    if (options_.rate > 0) {
+      threads.emplace_back([&] { CallAtTimes(end); });
+    } else {
+      for (int i = 0; i < options_.concurrency; ++i) threads.emplace_back([&] { CallInTurn(end); });
+    }
+    for (int window = 1; window <= options_.windows; ++window) {
+      std::this_thread::sleep_until(at(options_.window_s * window));
+      window_.PrintAndClear();
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::unique_lock<std::mutex> lock(mutex_);
+    none_.wait(lock, [this] { return under_way_ == 0; });
+  }
+
+ private:
+  void SetDeadline(grpc::ClientContext* context) const {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(options_.deadline_ms));
+  }
+
+  void CallInTurn(steady_clock::time_point end) {
+    while (steady_clock::now() < end) {
+      grpc::ClientContext context;
+      SetDeadline(&context);
+      moe::v1::ForwardResponse response;
+      const auto begin = steady_clock::now();
+      const grpc::Status status = stub_->Forward(&context, request_, &response);
+      window_.Add(status, steady_clock::now() - begin);
+    }
+  }
+
+  void CallAtTimes(steady_clock::time_point end) {
+    std::exponential_distribution<double> pause(options_.rate);
+    for (auto next = steady_clock::now(); next < end;
+         next += std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(pause(random_)))) {
+      std::this_thread::sleep_until(next);
+      Begin(next);
+    }
+  }
+
+  struct Open {
+    grpc::ClientContext context;
+    moe::v1::ForwardResponse response;
+    steady_clock::time_point begin;
+  };
+
+  // A call that tells the window when it is over. Its time counts from when it was to begin.
+  void Begin(steady_clock::time_point due) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++under_way_;
+    }
+    auto open = std::make_shared<Open>();
+    open->begin = due;
+    SetDeadline(&open->context);
+    stub_->async()->Forward(&open->context, &request_, &open->response, [this, open](grpc::Status status) {
+      window_.Add(status, steady_clock::now() - open->begin);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--under_way_ == 0) none_.notify_all();
+    });
+  }
+
+  const LoadClientOptions& options_;
+  std::mt19937 random_;
+  std::unique_ptr<moe::v1::Moe::Stub> stub_;
+  moe::v1::ForwardRequest request_;
+  Window window_;
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int under_way_ = 0;  // guarded by mutex_
+};
+
+}  // namespace
+
+absl::Status RunLoadClient(const LoadClientOptions& options) {
+  if (options.hidden < 1 || options.windows < 1)
+    return absl::InvalidArgumentError("load: wanted --hidden and --windows of 1 and more");
+  Load(options).Run();
+  return absl::OkStatus();
+}
+
+}  // namespace moed::testing
