@@ -51,7 +51,7 @@ TEST_CASE("A server in order has no check that fails, by TCP and by its socket")
 }
 
 TEST_CASE("Without a server the local part is judged, and the reason is named") {
-  const TempDir folder;
+  const TempDir folder(TempDir::Use::kForSockets);
   const nlohmann::json gone = Doctor({"--server", "unix:" + folder.File("none.sock")}, 1);
   CHECK(gone["server"] == false);
   CHECK(ResultOf(gone, "address") == "fail");

@@ -174,7 +174,7 @@ void CheckRefusals(const GpuClient& client, Exported* memory) {
   refuse("output_memory: wanted a tensor within the 4194304 bytes",
          [&](auto* r, auto*) { r->mutable_output_memory()->set_offset(kBytes - out_bytes + 16); });
   refuse("no byte of hidden", [](auto* r, auto*) { r->mutable_output_memory()->set_offset(kXAt + 16); });
-  refuse("data or device_memory", [&](auto* r, auto*) { r->mutable_hidden()->set_data(plain.hidden().data()); });
+  refuse("one of data, device_memory and session_memory", [&](auto* r, auto*) { r->mutable_hidden()->set_data(plain.hidden().data()); });
   CHECK((memory->Read() == Pattern()));
 }
 
