@@ -130,6 +130,16 @@ void Batcher::Measure(const std::string& name, int64_t rows, Duration took) {
   group.runs = kMemory * group.runs + 1;
 }
 
+Batcher::Duration Batcher::Expected(const QueuedWork& work) const {
+  const auto found = groups_.find(work.terms().group);
+  if (found == groups_.end() || found->second.runs == 0) return Duration::max();
+  const Group& group = found->second;
+  const double rows = static_cast<double>(work.terms().rows);
+  // Of the two the longer: small runs say little of a large work, large ones little of a small one.
+  const double seconds = std::max(group.seconds / group.runs, group.seconds / group.rows * rows);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 // Adds to the batch, which is the first part of a work that may share, what is of its kind and fits.
 void Batcher::Fill(Group* group, TimePoint now, TimePoint earliest, std::vector<Part>* batch, Dead* dead) {
   const std::string& kind = batch->front().work->terms().kind;

@@ -63,6 +63,9 @@ class Batcher {
   // Tells how long a run of a group took.
   void Measure(const std::string& group, int64_t rows, Duration took);
 
+  // How long a run of `work` alone will take at most, by what its group's runs took lately; max() as long as nothing ran there.
+  Duration Expected(const QueuedWork& work) const;
+
   // When Take would find something: in the past, or later where works wait for others. TimePoint::max(): nothing waits.
   TimePoint Due() const;
 

@@ -79,11 +79,11 @@ QueuedWork::Terms ForwardRunner::TermsOf(const ForwardWork& work) const {
   return terms;
 }
 
-absl::Status ForwardRunner::Submit(ForwardWork work) {
+absl::Status ForwardRunner::Submit(ForwardWork work, WorkQueue::Duration here) {
   QueuedWork::Terms terms = TermsOf(work);
   const bool has_ids = std::holds_alternative<RoutingByIds>(work.checked.call.routing);
   const bool ask_routing = work.checked.observer != nullptr && routes_on_host_ && !has_ids;
-  return PushOrTellWhen(queue_, std::make_shared<Job>(engine_, std::move(work), std::move(terms), ask_routing));
+  return PushOrTellWhen(queue_, std::make_shared<Job>(engine_, std::move(work), std::move(terms), ask_routing), here);
 }
 
 // Answers or fails every part that is over; what throws is dropped by the queue.

@@ -23,8 +23,8 @@ absl::Status WithRetryInfo(absl::Status status, std::chrono::steady_clock::durat
   return status;
 }
 
-absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work) {
-  absl::Status status = queue->Push(std::move(work));
+absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, WorkQueue::Duration here) {
+  absl::Status status = queue->Push(std::move(work), here);
   if (status.ok()) return status;
   return WithRetryInfo(std::move(status), queue->RetryDelay());
 }

@@ -18,7 +18,7 @@ namespace moed {
 absl::Status WithRetryInfo(absl::Status status, std::chrono::steady_clock::duration delay);
 
 // WorkQueue::Push; RESOURCE_EXHAUSTED comes with the queue's RetryDelay.
-absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work);
+absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, WorkQueue::Duration here = {});
 
 // The bytes of a google.rpc.Status of that code and message with the payloads of `status`; empty when it has none.
 std::string StatusDetails(const absl::Status& status, const std::string& message);

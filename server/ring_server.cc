@@ -61,8 +61,8 @@ class RingShare {
   std::vector<std::atomic<bool>> held_;  // slots that the client must leave alone
 };
 
-RingCall::RingCall(std::shared_ptr<RingShare> ring, uint32_t slot, const ring::Submission& submission)
-    : ring_(std::move(ring)), slot_(slot), submission_(submission), started_(std::chrono::steady_clock::now()) {}
+RingCall::RingCall(std::shared_ptr<RingShare> ring, uint32_t slot, const ring::Submission& submission, bool last)
+    : ring_(std::move(ring)), slot_(slot), submission_(submission), last_(last), started_(std::chrono::steady_clock::now()) {}
 
 const std::shared_ptr<Region>& RingCall::region() const { return ring_->region(); }
 
@@ -104,7 +104,7 @@ absl::Status RingServer::TakePosted(uint32_t* taken) {
     const uint32_t slot = share_->header().queue[*taken % share_->count()].load(std::memory_order_relaxed);
     ring::Submission submission;
     if (absl::Status status = share_->Take(slot, &submission); !status.ok()) return status;
-    options_.handle(std::make_shared<RingCall>(share_, slot, submission));
+    options_.handle(std::make_shared<RingCall>(share_, slot, submission, *taken + 1 == posted));
   }
   return absl::OkStatus();
 }

@@ -27,12 +27,14 @@ class RingShare;
 // One submission on its way. Whoever holds it must call Answer once; the region stays mapped until the object goes.
 class RingCall {
  public:
-  RingCall(std::shared_ptr<RingShare> ring, uint32_t slot, const ring::Submission& submission);
+  // `last`: no other was posted behind it yet.
+  RingCall(std::shared_ptr<RingShare> ring, uint32_t slot, const ring::Submission& submission, bool last);
 
   // The server's own copy, with every text ended.
   const ring::Submission& submission() const { return submission_; }
   const std::shared_ptr<Region>& region() const;
   std::chrono::steady_clock::time_point started() const { return started_; }
+  bool last() const { return last_; }
   // Whether the session is over, so that nobody waits for the answer.
   bool Gone() const;
   // Hands the slot back to the client. `completion` is copied; its texts may be cut.
@@ -42,6 +44,7 @@ class RingCall {
   const std::shared_ptr<RingShare> ring_;
   const uint32_t slot_;
   const ring::Submission submission_;
+  const bool last_;
   const std::chrono::steady_clock::time_point started_;
 };
 
@@ -53,7 +56,7 @@ class RingServer final : public SessionRing {
   struct Options {
     // How long to look for the next submission before sleeping; 0 where processors are scarce.
     std::chrono::microseconds spin{50};
-    // Takes each submission; runs on the ring's thread and should not wait. It must see to it that the call is answered.
+    // Takes each submission; runs on the ring's thread, for which those behind it wait. It must see to it that the call is answered.
     std::function<void(std::shared_ptr<RingCall>)> handle;
     // Called at most once, when the client broke the contract.
     std::function<void(const absl::Status&)> abandon;

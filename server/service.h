@@ -116,7 +116,7 @@ class MoeService final : public MoeServiceBase {
   std::shared_ptr<const ModelTable> Models() const;
 
   absl::Status StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response);
-  absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller);
+  absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller, WorkQueue::Duration here = {});
   void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
   absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, const std::shared_ptr<Item>& item);
   absl::Status PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked);
@@ -142,6 +142,7 @@ class MoeService final : public MoeServiceBase {
   std::shared_ptr<const ModelTable> models_;  // guarded by models_mutex_; what it points to never changes
   const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
+  const bool runs_here_;  // calls may be run by the threads that took them; not where computing has a processor of its own
   ClientGate* gate_ = nullptr;
   CallObserver* observer_ = nullptr;
   std::atomic<Phase> phase_{Phase::kLoading};

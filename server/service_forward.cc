@@ -20,6 +20,9 @@ namespace {
 
 namespace v1 = moe::v1;
 
+// On gRPC's own threads, which others wait for: no longer than handing the call to a compute thread and waking that can take.
+constexpr std::chrono::microseconds kHere(100);
+
 }  // namespace
 
 // A unary call.
@@ -56,11 +59,11 @@ grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* conte
 
 absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response) {
   call->SetRequestId(request->message().request_id());
-  return SubmitMessage(std::make_shared<UnaryForward>(call, std::move(request), response));
+  return SubmitMessage(std::make_shared<UnaryForward>(call, std::move(request), response), runs_here_ ? kHere : WorkQueue::Duration());
 }
 
-// Checks a parsed request and queues it. After an error nothing was queued.
-absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& caller) {
+// Checks a parsed request and queues it, or runs it on this thread within `here`. After an error neither took place.
+absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& caller, WorkQueue::Duration here) {
   const v1::ForwardRequest& message = caller->request->message();
   const std::shared_ptr<const ModelTable> models = Models();
   absl::StatusOr<CheckedForward> checked = CheckForward(message, *models, caller->request->hidden_bytes());
@@ -76,7 +79,7 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   work.caller = caller;
   if (absl::Status status = UseSession(caller.get(), &work); !status.ok()) return status;
   const bool still_to_copy = work.checked.call.incoming != nullptr;
-  absl::Status status = runner_->Submit(std::move(work));
+  absl::Status status = runner_->Submit(std::move(work), still_to_copy ? WorkQueue::Duration() : here);
   if (absl::IsResourceExhausted(status)) caller->record().SetDrop(Drop::kQueue);
   if (status.ok() && still_to_copy) CopyHidden(caller);
   return status;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "server/look_out.h"
@@ -39,9 +40,16 @@ void WorkQueue::Drop(const Batcher::Dead& dead) {
   for (const auto& [work, why] : dead) work->Drop(why);
 }
 
-absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work) {
+// Whether a work for which there is room is best run by who brought it: not beside other runs, nor where a thread looks out for it.
+bool WorkQueue::FitsHere(const QueuedWork& work, Duration here) const {
+  return here > Duration::zero() && !closed_ && running_ + here_ + looking_ + expected_ + batcher_.waiting() == 0 &&
+         batcher_.Expected(work) <= here;
+}
+
+absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work, Duration here) {
   Batcher::Dead dead;
   absl::Status result;
+  std::optional<Taken> run;
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -53,7 +61,11 @@ absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work) {
       CountDead(dead);
       result = batcher_.CheckRoom(rows);
     }
-    if (result.ok()) batcher_.Add(std::move(work), clock_());
+    if (result.ok()) {
+      const bool fits = FitsHere(*work, here);
+      batcher_.Add(std::move(work), clock_());
+      if (fits) run = Take(), ++here_;
+    }
     ++(result.ok() ? counters_.accepted : counters_.refused);
     NoteWork();
     // Threads that look out, or woke to do so, come by themselves.
@@ -61,7 +73,21 @@ absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work) {
   }
   Drop(dead);
   if (wake) wake_.notify_one();
+  if (run) RunHere(*std::move(run));
   return result;
+}
+
+// Runs what was taken on this thread, which has other things to do afterwards.
+void WorkQueue::RunHere(Taken taken) {
+  Execute(std::move(taken));
+  bool wake = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --here_;
+    wake = batcher_.waiting() > looking_ + expected_;  // what is left of the work
+    left_.notify_all();  // with the lock: whoever waits for it may destroy the queue
+  }
+  if (wake) wake_.notify_one();
 }
 
 WorkQueue::Duration WorkQueue::RetryDelay() const {
@@ -90,35 +116,47 @@ void WorkQueue::Expect() {
 
 void WorkQueue::NoteWork() { work_.store(closed_ || batcher_.waiting() > 0, std::memory_order_relaxed); }
 
-bool WorkQueue::RunNext() {
-  std::vector<Part> parts;
-  Batcher::Dead dead;
-  TimePoint now;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (batcher_.waiting() == 0) return false;
-    now = clock_();
-    parts = batcher_.Take(now, closed_, &dead);
-    CountDead(dead);
-    NoteWork();
-  }
-  Drop(dead);
-  if (parts.empty()) return !dead.empty();
+// What runs next, and what must not run. Needs the lock.
+WorkQueue::Taken WorkQueue::Take() {
+  Taken taken;
+  taken.at = clock_();
+  taken.parts = batcher_.Take(taken.at, closed_, &taken.dead);
+  CountDead(taken.dead);
+  NoteWork();
+  running_ += taken.parts.empty() ? 0 : 1;
+  return taken;
+}
+
+// Drops and runs what was taken; false when that was nothing.
+bool WorkQueue::Execute(Taken taken) {
+  Drop(taken.dead);
+  if (taken.parts.empty()) return !taken.dead.empty();
   try {
-    parts.front().work->Run(parts);
+    taken.parts.front().work->Run(taken.parts);
   } catch (const std::bad_alloc&) {
-    for (Part& part : parts) {
+    for (Part& part : taken.parts) {
       if (part.done) continue;
       part.work->Drop(absl::ResourceExhaustedError("no memory to run this call"));
       part.done = true;
     }
   }
-  EndRun(std::move(parts), now);
+  EndRun(std::move(taken.parts), taken.at);
   return true;
+}
+
+bool WorkQueue::RunNext() {
+  Taken taken;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (batcher_.waiting() == 0) return false;
+    taken = Take();
+  }
+  return Execute(std::move(taken));
 }
 
 void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
   std::lock_guard<std::mutex> lock(mutex_);
+  --running_;
   const TimePoint now = clock_();
   const uint64_t sharing = parts.size() > 1 ? parts.size() : 0;
   const std::shared_ptr<QueuedWork> first = parts.front().work;
@@ -195,6 +233,10 @@ void WorkQueue::Shutdown() {
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    left_.wait(lock, [this] { return here_ == 0; });
+  }
   while (RunNext()) {  // without a thread of its own the caller finishes the work
   }
 }

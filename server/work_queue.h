@@ -1,8 +1,8 @@
 // The queue in front of the device: bounded, as many runs at a time as it has threads. What runs next, and together, is the
 // batcher's rule (batcher.h).
 //
-// Threads: Push, RetryDelay and counters may be called from any thread. Runs take place on the threads that Start made (or, in
-// tests, on the caller of RunNext); one thread has one after the other. The runs of one work never overlap. Run and Drop are never
+// Threads: Push, RetryDelay and counters may be called from any thread. Runs take place on the threads that Start made, on the caller of
+// a Push that allows it, or, in tests, on that of RunNext; one thread has one after the other. The runs of one work never overlap. Run and Drop are never
 // called with the lock held, so they may Push. Invariants: an accepted work ends exactly once, by a run that is done with it or by
 // Drop, also across Shutdown. Nobody waits for a work that cannot matter any more: one whose deadline passed or whose caller is
 // gone is dropped before its next run. A full queue refuses at once, after dropping such works.
@@ -58,9 +58,10 @@ class WorkQueue {
   // microseconds, and waking a thread takes tens. At most once.
   void Start(int threads, const std::function<void()>& first = {}, std::chrono::microseconds linger = {});
 
-  // Hands over `work`. RESOURCE_EXHAUSTED when full (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of
+  // Hands over `work`. When nothing waits or runs, and its run will take no longer than `here` by what runs of its group took lately, it
+  // runs on this thread before Push returns, which saves what waking another takes. RESOURCE_EXHAUSTED when full (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of
   // the work is called then.
-  absl::Status Push(std::shared_ptr<QueuedWork> work);
+  absl::Status Push(std::shared_ptr<QueuedWork> work, Duration here = {});
 
   // How long what waits now will take, by the rows that runs had lately in their time: when to try again after a Push was refused.
   // 1 ms to a minute; 100 ms as long as nothing ran.
@@ -79,9 +80,20 @@ class WorkQueue {
   Counters counters() const;
 
  private:
+  // What a thread is about to run, and to drop.
+  struct Taken {
+    std::vector<Part> parts;
+    Batcher::Dead dead;
+    TimePoint at;
+  };
+
   void Drop(const Batcher::Dead& dead);
   void CountDead(const Batcher::Dead& dead);  // needs the lock
   void Measure(Duration took, int64_t rows);  // needs the lock
+  bool FitsHere(const QueuedWork& work, Duration here) const;  // needs the lock
+  Taken Take();  // needs the lock
+  bool Execute(Taken taken);
+  void RunHere(Taken taken);
   void EndRun(std::vector<Part> parts, TimePoint began);
   void ThreadMain();
   bool Linger();
@@ -96,6 +108,9 @@ class WorkQueue {
   double seconds_ = 0;         // that runs took, the latest counting most; guarded by mutex_
   double rows_ = 0;            // of theirs, counted alike; guarded by mutex_
   bool closed_ = false;        // guarded by mutex_
+  int running_ = 0;            // runs that have begun; guarded by mutex_
+  int here_ = 0;               // callers of Push that run theirs, one at most; guarded by mutex_
+  std::condition_variable left_;  // here_ has become 0
   int sleeping_ = 0;           // threads that wait for wake_; guarded by mutex_
   // Whoever is counted in one of these calls RunNext after it no longer is, so Push need not wake another. Guarded by mutex_.
   int looking_ = 0;            // threads that look out
