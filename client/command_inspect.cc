@@ -30,6 +30,7 @@ Json ToJson(const ModelStatus& model) {
           {"state", LayerStateName(model.state)},
           {"error", model.error},
           {"generation", model.generation},
+          {"weights_hash", model.weights_hash},
           {"hidden", model.hidden},
           {"experts", model.num_experts},
           {"top_k", model.top_k},
@@ -77,6 +78,7 @@ void PrintStatus(const ServerStatus& status) {
                 static_cast<unsigned long long>(model.generation), static_cast<long long>(model.hidden), model.num_experts,
                 model.top_k, model.path.c_str());
     if (!model.error.empty()) std::printf("  %s\n", model.error.c_str());
+    if (!model.weights_hash.empty()) std::printf("  weights %s\n", model.weights_hash.c_str());
     Table table({">layer", "state", "backend", "scheme", "executed scheme", ">bytes", "note"});
     for (const LayerStatus& layer : model.layers) {
       table.Add({absl::StrCat(layer.layer), LayerStateName(layer.state), OrDash(layer.backend), OrDash(layer.scheme),

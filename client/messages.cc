@@ -249,6 +249,7 @@ ServerStatus FromWire(const moe::v1::StatusResponse& response) {
     out.state = FromWire(model.state());
     out.error = model.error();
     out.generation = model.generation();
+    out.weights_hash = model.weights_hash();
     out.hidden = model.hidden();
     out.num_experts = model.num_experts();
     out.top_k = model.top_k();

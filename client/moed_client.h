@@ -198,6 +198,7 @@ struct ModelStatus {
   LayerState state = LayerState::kUnknown;
   std::string error;  // when kFailed
   uint64_t generation = 0;
+  std::string weights_hash;  // equal where the same weights are served; empty until the model is loaded
   int64_t hidden = 0;       // H
   int32_t num_experts = 0;  // E
   int32_t top_k = 0;        // k of the model

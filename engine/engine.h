@@ -138,6 +138,7 @@ struct ModelStatus {
   LayerState state = LayerState::kPlanned;
   std::string error;            // when kFailed
   uint64_t generation = 0;
+  std::string weights_hash;     // weights_hash.h; empty until the model is loaded, and where it has no weights
   int64_t hidden = 0;
   int num_experts = 0;
   int first_expert = 0, end_expert = 0;  // experts [first_expert, end_expert) are held

@@ -183,12 +183,22 @@ MemoryNeed Model::need() const {
 }
 
 absl::Status Model::BeginLoad() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ != LayerState::kPlanned) {
-    return absl::FailedPreconditionError(absl::StrCat("model ", name_, " is ", LayerStateName(state_), ", want planned"));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ != LayerState::kPlanned) {
+      return absl::FailedPreconditionError(absl::StrCat("model ", name_, " is ", LayerStateName(state_), ", want planned"));
+    }
+    state_ = LayerState::kLoading;
   }
-  state_ = LayerState::kLoading;
+  if (checkpoint_ != nullptr) FindTensors();
   return absl::OkStatus();
+}
+
+// The tensors that each layer's hash is of.
+void Model::FindTensors() {
+  std::vector<std::span<const TensorInfo* const>> used;
+  for (const std::unique_ptr<LoadedLayer>& layer : layers_) used.push_back(layer->plan.used);
+  tensors_ = TensorsOf(*checkpoint_, used);
 }
 
 absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
@@ -211,6 +221,9 @@ absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
   status = PlaceOnAccelerator(layer, tools);
   if (!status.ok()) return Prefixed(absl::StrCat("layer ", layer.plan.layer, ": "), status);
   layer.numa_nodes = NodesOf(layer);
+  absl::StatusOr<std::string> hash = HashTensors(tensors_[index]);  // now that the system has just read them
+  if (!hash.ok()) return hash.status();
+  hashes_.push_back(*std::move(hash));
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;
   return absl::OkStatus();
@@ -315,7 +328,9 @@ ExplainReport Model::report() const {
 }
 
 void Model::FinishLoad(const absl::Status& status) {
+  tensors_.clear();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (status.ok() && !hashes_.empty()) weights_hash_ = JoinHashes(hashes_);
   state_ = status.ok() ? LayerState::kReady : LayerState::kFailed;
   if (status.ok()) return;
   error_ = Text(status);
@@ -351,6 +366,7 @@ ModelStatus Model::Status(const absl::Status& device) const {
   std::lock_guard<std::mutex> lock(mutex_);
   status.state = state_;
   status.error = error_;
+  status.weights_hash = weights_hash_;
   for (size_t index = 0; index < layers_.size(); ++index) {
     const LoadedLayer& layer = *layers_[index];
     LayerStatus row;

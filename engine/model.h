@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/weights_hash.h"
 
 namespace moed {
 
@@ -107,6 +108,7 @@ class Model {
                                            const LoadTools& tools) const;
   absl::Status PlaceOnAccelerator(LoadedLayer& layer, const LoadTools& tools) const;
   absl::Status Assemble(LoadedLayer& layer) const;
+  void FindTensors();
   void Quarantine(int index, const std::string& backend, const std::string& why);
 
   const EngineOptions options_;
@@ -119,12 +121,15 @@ class Model {
   std::vector<std::string> notes_;
   std::atomic<uint64_t> generation_{1};
   bool on_gpu_ = false;
+  std::vector<std::vector<NamedTensor>> tensors_;  // of each layer, while it is loaded
+  std::vector<std::string> hashes_;                // of those that are
 
   mutable std::mutex mutex_;  // guards what follows
   ExplainReport report_;
   std::vector<LayerState> states_;
   LayerState state_ = LayerState::kPlanned;
   std::string error_;
+  std::string weights_hash_;
 };
 
 }  // namespace moed

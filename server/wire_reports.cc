@@ -179,6 +179,7 @@ absl::Status FillHello(const v1::HelloRequest& request, const std::vector<ModelS
     out->set_generation(model.generation);
     out->set_first_expert(model.first_expert);
     out->set_end_expert(model.end_expert);
+    out->set_weights_hash(model.weights_hash);
     for (const LayerStatus& layer : model.layers) out->add_layers(layer.layer);
   }
   return absl::OkStatus();
@@ -194,6 +195,7 @@ void FillStatus(const std::vector<ModelStatus>& models, const HostStatus& host, 
     added->set_state(WireState(model.state, phase));
     added->set_error(model.error.empty() && phase == Phase::kDraining ? "the server is draining" : model.error);
     added->set_generation(model.generation);
+    added->set_weights_hash(model.weights_hash);
     added->set_hidden(model.hidden);
     added->set_num_experts(model.num_experts);
     added->set_top_k(model.top_k);

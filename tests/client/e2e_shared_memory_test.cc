@@ -439,6 +439,10 @@ TEST_CASE("Hello tells what a client must know, and both versions when they do n
   CHECK(response.models(0).top_k() == kTopK);
   CHECK(response.models(0).first_expert() == 0);
   CHECK(response.models(0).end_expert() == kExperts);
+  const auto told = Connect(server.tcp(), Transport::kRpc)->Status();
+  REQUIRE(told.ok());
+  CHECK(response.models(0).weights_hash().size() == 32);
+  CHECK(response.models(0).weights_hash() == told->models[0].weights_hash);
   CHECK((response.models(0).layers_size() == 2 && response.models(0).layers(1) == kLayer));
   CHECK(response.max_message_bytes() == int64_t{256} << 20);
   CHECK("unix:" + response.shared_memory().socket() == server.unix_socket() + ".session");

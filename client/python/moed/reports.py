@@ -106,6 +106,7 @@ class ModelHello:
     generation: int
     first_expert: int
     end_expert: int
+    weights_hash: str
 
 
 @dataclass
@@ -173,6 +174,7 @@ class ModelStatus:
     top_k: int
     layers: List[LayerStatus]
     path: str
+    weights_hash: str
 
 
 @dataclass
