@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/credentials.h"
+#include "client/retry_after.h"
 
 namespace moed::client {
 namespace {
@@ -71,7 +72,9 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& address) {
   if (status.ok()) return absl::OkStatus();
   std::string text = status.error_message();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) text = absl::StrCat("server ", address, ": ", text);
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), text);
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), text);
+  AddDetails(status.error_details(), &result);
+  return result;
 }
 
 }  // namespace moed::client

@@ -92,6 +92,10 @@ struct CallOptions {
   bool wait_for_ready = false;
 };
 
+// How long the server said to wait before the call is sent again, which is safe for every call but those of AdminClient; nothing where
+// it said nothing.
+std::optional<std::chrono::microseconds> RetryAfter(const absl::Status& status);
+
 // A tensor of hidden states, [rows, columns]; data is rows x columns x ElementBytes(dtype) bytes and stays the caller's.
 struct HiddenView {
   DType dtype = DType::kBf16;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/messages.h"
+#include "client/retry_after.h"
 
 namespace moed::client {
 namespace {
@@ -143,7 +144,9 @@ std::optional<absl::StatusOr<ForwardResult>> SharedCall::Run(const CallOptions& 
 
 absl::StatusOr<ForwardResult> SharedCall::Take(const ring::Completion& completion) {
   if (completion.code != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(completion.code), TextOf(completion.message, sizeof(completion.message)));
+    absl::Status status(static_cast<absl::StatusCode>(completion.code), TextOf(completion.message, sizeof(completion.message)));
+    AddRetryAfter(completion.retry_us, &status);
+    return status;
   }
   ForwardResult result;
   TakeOutput(&result);

@@ -29,6 +29,13 @@ absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, 
   return WithRetryInfo(std::move(status), queue->RetryDelay());
 }
 
+int64_t RetryMicroseconds(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRetryInfo);
+  google::rpc::RetryInfo info;
+  if (!payload || !info.ParseFromString(std::string(*payload))) return 0;
+  return info.retry_delay().seconds() * 1'000'000 + (info.retry_delay().nanos() + 999) / 1000;
+}
+
 std::string StatusDetails(const absl::Status& status, const std::string& message) {
   google::rpc::Status all;
   status.ForEachPayload([&](auto type, const absl::Cord& payload) {

@@ -20,6 +20,9 @@ absl::Status WithRetryInfo(absl::Status status, std::chrono::steady_clock::durat
 // WorkQueue::Push; RESOURCE_EXHAUSTED comes with the queue's RetryDelay.
 absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, WorkQueue::Duration here = {});
 
+// The delay that is in `status`, in microseconds, rounded up; 0: none.
+int64_t RetryMicroseconds(const absl::Status& status);
+
 // The bytes of a google.rpc.Status of that code and message with the payloads of `status`; empty when it has none.
 std::string StatusDetails(const absl::Status& status, const std::string& message);
 

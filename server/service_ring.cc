@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/retry_info.h"
 #include "server/ring_server.h"
 #include "server/service.h"
 
@@ -29,6 +30,12 @@ steady_clock::time_point DeadlineOf(const RingCall& call) {
   return call.started() + std::chrono::microseconds(limit);
 }
 
+ring::Completion Failed(const absl::Status& why) {
+  ring::Completion completion = FailedCompletion(why);
+  completion.retry_us = RetryMicroseconds(why);
+  return completion;
+}
+
 }  // namespace
 
 // A submission from its arrival to its answer. The checked call views `request` and the region.
@@ -48,7 +55,7 @@ struct MoeService::RingForward final : public ForwardCaller {
   void Answer(ForwardAnswer answer) override;
   void Fail(const absl::Status& why) override {
     End(why);
-    call->Answer(FailedCompletion(why));
+    call->Answer(Failed(why));
   }
   // Gives hidden states and output their addresses in the region.
   absl::Status Place(ForwardWork* work) const;
@@ -119,7 +126,7 @@ void MoeService::StartRingForward(std::shared_ptr<RingCall> call, const std::str
     status = absl::ResourceExhaustedError("no memory for this request");
   }
   if (status.ok()) return;
-  caller != nullptr ? caller->Fail(status) : call->Answer(FailedCompletion(status));
+  caller != nullptr ? caller->Fail(status) : call->Answer(Failed(status));
 }
 
 // Lets a submission in: reads it, and takes what it holds of the shares.
@@ -138,7 +145,7 @@ absl::Status MoeService::TakeRingForward(RingForward* caller, const std::string&
   caller->request_id = request.request_id();
   caller->record.AddReceived(copied);
   absl::Status taken = caller->Refused(Drop::kClient, caller->share.TakeBytes(static_cast<int64_t>(copied)));
-  if (taken.ok()) taken = caller->Refused(Drop::kBytes, budget_.Take(copied));
+  if (taken.ok()) taken = WithRetryInfo(caller->Refused(Drop::kBytes, budget_.Take(copied)), queue_->RetryDelay());
   if (!taken.ok()) return taken;
   caller->budget = &budget_, caller->reserved = copied;
   return absl::OkStatus();

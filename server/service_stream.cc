@@ -8,6 +8,7 @@
 
 #include "server/forward_stream.h"
 #include "server/message_forward.h"
+#include "server/retry_info.h"
 #include "server/service.h"
 
 namespace moed {
@@ -21,6 +22,7 @@ grpc::ByteBuffer FailedAnswer(const std::string& request_id, const absl::Status&
   response.set_request_id(request_id);
   response.mutable_status()->set_code(static_cast<int32_t>(why.code()));
   response.mutable_status()->set_message(std::string(why.message()));
+  response.mutable_status()->set_retry_us(RetryMicroseconds(why));
   return Serialised(response);
 }
 

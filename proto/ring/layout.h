@@ -72,7 +72,7 @@ struct Completion {
   char backend[64];
   char scheme[256];
   char message[512];     // of an error, cut
-  uint8_t reserved[8];
+  int64_t retry_us;      // of an error: how long to wait before the call is posted again; 0: not told
 };
 static_assert(sizeof(Completion) == 896);
 

@@ -96,7 +96,7 @@ class SharedCall:
         if done is None:
             return None
         if done.code != 0:
-            raise errors.make_error(done.code, done.message)
+            raise errors.make_error(done.code, done.message, done.retry_us / 1e6 if done.retry_us > 0 else None)
         self._take_output()
         ids = weights = None
         if self._call.return_routing and self._used_ids is not None and self._used_weights is not None:
