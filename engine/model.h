@@ -34,6 +34,9 @@ struct LoadedLayer {
   std::vector<int> numa_nodes;             // of the experts; empty: unknown
 };
 
+// INVALID_ARGUMENT: a tensor in device memory for a layer that is not wholly on an accelerator; names its backends.
+absl::Status NotOnDevice(const LoadedLayer& layer);
+
 // The routed experts or the shared expert of a layer, which are chosen, prepared and checked alike.
 struct LayerPart {
   const char* name;  // "" or ", shared expert", for messages
