@@ -37,7 +37,7 @@ std::chrono::steady_clock::time_point RequestDeadline(const v1::ForwardRequest& 
 
 MoeService::MoeService(Engine* engine, WorkQueue* queue, ForwardRunner* runner, CopyHelpers* helpers)
     : engine_(engine), queue_(queue), runner_(runner), helpers_(helpers), uses_gpu_(engine->UsesGpu()),
-      runs_here_(!engine->Host().pinned) {
+      runs_here_(!uses_gpu_ && !engine->Host().pinned) {
   RefreshModels();
 }
 
