@@ -31,7 +31,7 @@ class EchoMoe : public PreparedMoe {
   const QuantScheme& ExecutedScheme() const override { return scheme_; }
 
  private:
-  const QuantScheme scheme_;
+  const QuantScheme scheme_{};
 };
 
 class EchoBackend : public Backend {
