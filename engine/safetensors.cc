@@ -143,6 +143,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
     return true;
   });
   if (!status.ok()) return AtPath(path, status);
+  file->header_bytes_ = *header_bytes;
+  file->file_bytes_ = *file_bytes;
   return file;
 }
 
@@ -151,6 +153,14 @@ SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
 const TensorInfo* SafetensorsFile::Find(const std::string& name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
+}
+
+absl::StatusOr<std::map<std::string, std::string>> SafetensorsFile::ReadMetadata() const {
+  std::map<std::string, std::string> metadata;
+  const auto all = [](const std::string&, const TensorInfo&) { return true; };
+  const absl::Status status = ScanHeader(fd_, header_bytes_, file_bytes_, all, &metadata);
+  if (!status.ok()) return AtPath(path_, status);
+  return metadata;
 }
 
 absl::Status SafetensorsFile::Read(const TensorInfo& tensor, uint64_t offset, std::span<uint8_t> out) const {

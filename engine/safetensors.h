@@ -9,7 +9,10 @@
 #ifndef MOED_ENGINE_SAFETENSORS_H_
 #define MOED_ENGINE_SAFETENSORS_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -55,6 +58,9 @@ class SafetensorsFile {
   const absl::node_hash_map<std::string, TensorInfo>& tensors() const { return tensors_; }
   // Null when there is no such tensor.
   const TensorInfo* Find(const std::string& name) const;
+  // The header's __metadata__, read again since few want it; empty when there is none. INVALID_ARGUMENT when keys and values are more
+  // than 64 KiB.
+  absl::StatusOr<std::map<std::string, std::string>> ReadMetadata() const;
 
   // Reads out.size() bytes of `tensor` (one of this file's) from `offset` within it. OUT_OF_RANGE beyond the tensor;
   // DATA_LOSS when the file ends early.
@@ -65,6 +71,7 @@ class SafetensorsFile {
 
   std::string path_;
   int fd_;
+  uint64_t header_bytes_ = 0, file_bytes_ = 0;
   absl::node_hash_map<std::string, TensorInfo> tensors_;
 };
 
@@ -76,10 +83,11 @@ class SafetensorsWriter {
     StDtype dtype;
     std::vector<int64_t> shape;
   };
-  // Writes the header for `tensors`, whose data must then be appended in the same order. `metadata` may be empty.
+  // Writes the header for `tensors`, whose data must then be appended in the same order. `metadata` may be empty. `mode`: of a new
+  // file, less the process's mask.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, const std::vector<Tensor>& tensors,
-      const std::vector<std::pair<std::string, std::string>>& metadata = {});
+      const std::vector<std::pair<std::string, std::string>>& metadata = {}, mode_t mode = 0666);
   ~SafetensorsWriter();
 
   // Appends bytes of the data area, in order, in pieces of any size.

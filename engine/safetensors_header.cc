@@ -75,11 +75,13 @@ void AppendUtf8(uint32_t code, std::string* out) {
 // One scan. Every Parse function returns false after Fail; the first failure is the one that is kept.
 class Scanner {
  public:
-  Scanner(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit)
+  Scanner(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit,
+          std::map<std::string, std::string>* metadata)
       : bytes_(fd, 8, header_bytes),
         data_begin_(8 + header_bytes),
         data_bytes_(file_bytes - 8 - header_bytes),
-        visit_(visit) {}
+        visit_(visit),
+        metadata_(metadata) {}
 
   absl::Status Run() {
     if (bytes_.Peek() != '{') Fail("the header does not begin with '{'");
@@ -156,8 +158,17 @@ class Scanner {
       if (keys.size() == kMaxMetadataEntries)
         return Fail(absl::StrCat("more than ", kMaxMetadataEntries, " metadata entries"));
       if (!keys.insert(key).second) return Fail(absl::StrCat("__metadata__ has ", QuotedName(key), " twice"));
-      return ParseString(nullptr, 0, "__metadata__ value");
+      return metadata_ == nullptr ? ParseString(nullptr, 0, "__metadata__ value") : KeepMetadata(key);
     });
+  }
+
+  bool KeepMetadata(const std::string& key) {
+    std::string value;
+    if (!ParseString(&value, kMaxMetadataBytes, "__metadata__ value")) return false;
+    metadata_bytes_ += key.size() + value.size();
+    if (metadata_bytes_ > kMaxMetadataBytes) return Fail(absl::StrCat("__metadata__ of more than ", kMaxMetadataBytes, " bytes"));
+    metadata_->emplace(key, std::move(value));
+    return true;
   }
 
   bool ParseTensor() {
@@ -342,6 +353,8 @@ class Scanner {
   const uint64_t data_begin_;
   const uint64_t data_bytes_;
   const TensorVisitor& visit_;
+  std::map<std::string, std::string>* const metadata_;
+  size_t metadata_bytes_ = 0;
   absl::Status status_;
   bool stopped_ = false;
   bool seen_metadata_ = false;
@@ -359,8 +372,9 @@ class Scanner {
 
 }  // namespace
 
-absl::Status ScanHeader(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit) {
-  return Scanner(fd, header_bytes, file_bytes, visit).Run();
+absl::Status ScanHeader(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit,
+                        std::map<std::string, std::string>* metadata) {
+  return Scanner(fd, header_bytes, file_bytes, visit, metadata).Run();
 }
 
 absl::Status ReadFully(int fd, uint64_t offset, std::span<uint8_t> out) {

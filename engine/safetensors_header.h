@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 
@@ -25,6 +26,7 @@ inline constexpr uint32_t kMaxTensors = 1u << 19;
 inline constexpr size_t kMaxRank = 8;
 inline constexpr size_t kMaxNameBytes = 4096;       // of a tensor name or a metadata key
 inline constexpr size_t kMaxMetadataEntries = 4096;
+inline constexpr size_t kMaxMetadataBytes = 64 << 10;  // of all keys and values, where they are kept
 
 // Called for every tensor, in file order; `info.begin` counts from the start of the file. Return false to stop the scan.
 using TensorVisitor = std::function<bool(const std::string& name, const TensorInfo& info)>;
@@ -32,10 +34,12 @@ using TensorVisitor = std::function<bool(const std::string& name, const TensorIn
 // Scans the header of `header_bytes` bytes that starts at file offset 8 of `fd`, in a file of `file_bytes` bytes
 // (8 + header_bytes <= file_bytes). Checks everything that can be told from one entry alone: grammar, UTF-8, the three
 // fields, dtype, shape, and that the range lies in the file and has the size that dtype and shape ask for. It does not
-// compare entries: duplicate names, holes and overlaps are the caller's. OK also when the visitor stopped the scan.
+// compare entries: duplicate names, holes and overlaps are the caller's. OK also when the visitor stopped the scan. `metadata` (may
+// be null) gets the entries of __metadata__, which must not be more than kMaxMetadataBytes then.
 // Errors: INVALID_ARGUMENT (with the byte position in the header, and the tensor's name once it is known), DATA_LOSS when
 // the file ends early.
-absl::Status ScanHeader(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit);
+absl::Status ScanHeader(int fd, uint64_t header_bytes, uint64_t file_bytes, const TensorVisitor& visit,
+                        std::map<std::string, std::string>* metadata = nullptr);
 
 // The element type called `name` ("BF16"); false when there is none.
 bool DtypeFromName(const std::string& name, StDtype* dtype);

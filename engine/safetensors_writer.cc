@@ -111,7 +111,7 @@ absl::Status AtPath(const std::string& path, const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, const std::vector<Tensor>& tensors,
-    const std::vector<std::pair<std::string, std::string>>& metadata) {
+    const std::vector<std::pair<std::string, std::string>>& metadata, mode_t mode) {
   std::string header(8, '\0');  // the length comes last
   std::string body = "{";
   if (!metadata.empty()) {
@@ -129,7 +129,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   for (int i = 0; i < 8; ++i) header[i] = static_cast<char>(body.size() >> (8 * i));
   header += body;
 
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path));
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, fd, *bytes));
   const absl::Status status = WriteAll(fd, {reinterpret_cast<const uint8_t*>(header.data()), header.size()});

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/sanitizer.h"
@@ -472,6 +474,36 @@ TEST_CASE("What the writer writes the reader reads, and the header is the same e
   std::vector<uint8_t> scalar(4);
   REQUIRE((*file)->Read(*(*file)->Find("scalar"), 0, scalar).ok());
   CHECK(scalar == std::vector<uint8_t>{0, 0, 0x20, 0x40});
+}
+
+TEST_CASE("Metadata is read back as it was written, and more than its limit is refused") {
+  TempDir dir;
+  const std::string path = dir.File("w");
+  const auto read = [&path](const std::vector<std::pair<std::string, std::string>>& metadata) {
+    auto writer = SafetensorsWriter::Create(path, {{"a", StDtype::kU8, {0}}}, metadata);
+    REQUIRE(writer.ok());
+    REQUIRE((*writer)->Finish().ok());
+    const auto file = SafetensorsFile::Open(path);
+    REQUIRE(file.ok());
+    return (*file)->ReadMetadata();
+  };
+  const std::map<std::string, std::string> none, some = {{"k \"1\"", "v\n\x01 \xC3\xA4"}, {"empty", ""}};
+  CHECK(*read({}) == none);
+  CHECK(*read({some.begin(), some.end()}) == some);
+  CHECK(read({{"k", std::string(65535, 'x')}}).ok());
+  for (const std::string& value : {std::string(65536, 'x'), std::string(1 << 20, 'x')}) {
+    const auto metadata = read({{"k", value}});
+    CheckRefused(metadata.status(), path);
+    CheckRefused(metadata.status(), "65536 bytes");
+  }
+}
+
+TEST_CASE("A new file has the mode that its writer asks for") {
+  TempDir dir;
+  REQUIRE(SafetensorsWriter::Create(dir.File("w"), {}, {}, 0600).ok());
+  struct stat facts;
+  REQUIRE(::stat(dir.File("w").c_str(), &facts) == 0);
+  CHECK((facts.st_mode & 0777) == 0600);
 }
 
 TEST_CASE("The writer refuses what the reader would refuse") {

@@ -41,6 +41,8 @@ void Run(Bytes input) {
     Require(absl::IsInvalidArgument(file.status()), "bytes that are no safetensors file are an invalid argument");
     return;
   }
+  const auto metadata = (*file)->ReadMetadata();
+  Require(metadata.ok() || absl::IsInvalidArgument(metadata.status()), "metadata is read, or is too much");
   uint64_t bytes = 0;
   for (const auto& [name, info] : (*file)->tensors()) {
     Require((*file)->Find(name) == &info, "a tensor is found by its name");
