@@ -58,8 +58,8 @@ class SafetensorsFile {
   const absl::node_hash_map<std::string, TensorInfo>& tensors() const { return tensors_; }
   // Null when there is no such tensor.
   const TensorInfo* Find(const std::string& name) const;
-  // The header's __metadata__, read again since few want it; empty when there is none. INVALID_ARGUMENT when keys and values are more
-  // than 64 KiB.
+  // The header's __metadata__, read again since few want it; empty when there is none. INVALID_ARGUMENT when keys and values are
+  // more than 64 KiB.
   absl::StatusOr<std::map<std::string, std::string>> ReadMetadata() const;
 
   // Reads out.size() bytes of `tensor` (one of this file's) from `offset` within it. OUT_OF_RANGE beyond the tensor;
