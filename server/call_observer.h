@@ -6,6 +6,7 @@
 #ifndef MOED_SERVER_CALL_OBSERVER_H_
 #define MOED_SERVER_CALL_OBSERVER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,6 +24,11 @@ enum class Transport : uint8_t {
   kStream,   // an item of a stream of messages
 };
 inline constexpr int kTransports = 4;
+// "rpc", "session", "ring", "stream".
+inline const char* TransportName(Transport transport) {
+  constexpr const char* kNames[kTransports] = {"rpc", "session", "ring", "stream"};
+  return kNames[static_cast<size_t>(transport)];
+}
 
 // Why a forward was not computed although nothing was wrong with it.
 enum class Drop : uint8_t {

@@ -15,6 +15,7 @@
 #include "engine/text_file.h"
 #include "kernels/backends.h"
 #include "nlohmann/json.hpp"
+#include "server/recorder.h"
 #include "server/security.h"
 #include "server/setup.h"
 #include "server/size_text.h"
@@ -146,7 +147,9 @@ int RunExplain(const ExplainOptions& options) {
 }
 
 int RunCheck(const ServeOptions& options) {
-  if (absl::Status status = CheckSecurity(options); !status.ok()) return ReportFailure(status);
+  absl::Status checked = CheckSecurity(options);
+  if (checked.ok() && !options.record.empty()) checked = CheckRecordFolder(options.record);
+  if (!checked.ok()) return ReportFailure(checked);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
   for (const ModelStatus& model : (*engine)->Status()) {

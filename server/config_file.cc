@@ -21,6 +21,7 @@ const char* WantedFor(Kind kind) {
     case Kind::kSwitch: return "true or false";
     case Kind::kText: return "a string";
     case Kind::kNumber: return "a whole number";
+    case Kind::kFraction: return "a number";
     case Kind::kList: return "a string or a list of strings";
   }
   return "?";
@@ -40,12 +41,12 @@ class ConfigReader : public nlohmann::json_sax<Json> {
     return Add(value ? "true" : "false");
   }
   bool number_integer(number_integer_t value) override {
-    return Accepts(Kind::kNumber) ? Add(std::to_string(value)) : Wrong(std::to_string(value));
+    return AcceptsNumber() ? Add(std::to_string(value)) : Wrong(std::to_string(value));
   }
   bool number_unsigned(number_unsigned_t value) override {
-    return Accepts(Kind::kNumber) ? Add(std::to_string(value)) : Wrong(std::to_string(value));
+    return AcceptsNumber() ? Add(std::to_string(value)) : Wrong(std::to_string(value));
   }
-  bool number_float(number_float_t, const string_t& text) override { return Wrong(text); }
+  bool number_float(number_float_t, const string_t& text) override { return Accepts(Kind::kFraction) ? Add(text) : Wrong(text); }
   bool string(string_t& value) override {
     const bool fits = Accepts(Kind::kText) || (spec_ != nullptr && spec_->kind == Kind::kList);
     return fits ? Add(value) : Wrong(absl::StrCat("the string \"", value, "\""));
@@ -72,6 +73,7 @@ class ConfigReader : public nlohmann::json_sax<Json> {
 
  private:
   bool Accepts(Kind kind) const { return spec_ != nullptr && spec_->kind == kind; }
+  bool AcceptsNumber() const { return Accepts(Kind::kNumber) || Accepts(Kind::kFraction); }
   bool Add(const std::string& value) {
     options_.back().values.push_back(value);
     return true;

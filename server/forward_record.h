@@ -28,6 +28,8 @@ class ForwardRecord {
   void SetAsked(const ModelTable& models, const std::string& model, int layer);
   // What the request turned out to be.
   void SetCall(const CheckedForward& checked);
+  // How it came, as far as that is known.
+  Transport transport() const { return forward_.transport; }
   void AddReceived(size_t bytes) { forward_.received_bytes += static_cast<int64_t>(bytes); }
   void SetSent(size_t bytes) { forward_.sent_bytes = static_cast<int64_t>(bytes); }
   // Why the call will be refused; without it RESOURCE_EXHAUSTED counts as a lack of memory. The first reason stays.

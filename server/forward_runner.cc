@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/recorder.h"
 #include "server/retry_info.h"
 
 namespace moed {
@@ -182,6 +183,9 @@ void ForwardRunner::Job::Take(ForwardPart piece, Part* part) {
   if (part->next < terms().rows) return;
   try {
     status = Complete();
+    if (status.ok() && work_.checked.recording != nullptr) {
+      work_.checked.recording->Complete(work_.checked, out_.data, answer_.info, answer_.receive_us, answer_.queue_us);
+    }
     if (status.ok()) work_.caller->Answer(std::move(answer_));
   } catch (const std::bad_alloc&) {  // here, since others of the run still wait for their answers
     status = absl::ResourceExhaustedError("no memory for the answer");

@@ -3,7 +3,8 @@
 // Calls of one layer that came with hidden states of one dtype on the host, and are routed in the same way, share runs. A large
 // call goes in pieces, between which others have their turn: its result is whole when the last one ran. Neither is done where
 // activation scales span the rows of a call, and calls with tensors in device memory share no run. Should the layer's weights be
-// replaced between two pieces of a call, the call starts again, so that no result is of two kinds.
+// replaced between two pieces of a call, the call starts again, so that no result is of two kinds. A call with a recording
+// (recorder.h) completes it before its answer.
 // Threads: Submit may be called from any thread. It neither computes nor blocks but where it is allowed to run the call itself; then the
 // caller may be answered before it returns. Else callers are answered from compute threads, or dropped as the queue says (work_queue.h).
 #ifndef MOED_SERVER_FORWARD_RUNNER_H_

@@ -18,7 +18,6 @@ constexpr int64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 
 constexpr int64_t kHundredths[] = {100, 125, 150, 200, 300, 400, 600, 800, 1200, 1600, 3200, 6400};
 constexpr double kPerSecond = 1e6, kPerRow = 1, kPerRatio = 100;
 
-constexpr const char* kTransportNames[kTransports] = {"rpc", "session", "ring", "stream"};
 constexpr const char* kDropNames[kDrops] = {"", "expired", "cancelled", "queue", "bytes", "client", "memory"};
 
 void Raise(std::atomic<uint64_t>* count, int64_t by = 1) {
@@ -40,7 +39,7 @@ void CodeCounts::Add(const MetricFamily::Labels& labels, bool always_ok, MetricF
       const double count = Value(counts_[transport][code]);
       if (count == 0 && !(always_ok && transport == 0 && code == 0)) continue;
       MetricFamily::Labels all = labels;
-      all.emplace_back("transport", kTransportNames[transport]);
+      all.emplace_back("transport", TransportName(static_cast<Transport>(transport)));
       all.emplace_back("code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code)));
       family->Add(all, count);
     }
@@ -59,8 +58,9 @@ void TotalMetrics::Add(std::vector<prometheus::MetricFamily>* out) const {
                         "Bytes of forwards that were received or shared by clients");
   MetricFamily sent("moed_sent_bytes_total", MetricType::Counter, "Bytes of answers that were sent or written to shared memory");
   for (size_t i = 0; i < kTransports; ++i) {
-    received.Add({{"transport", kTransportNames[i]}}, Value(bytes_[i].received));
-    sent.Add({{"transport", kTransportNames[i]}}, Value(bytes_[i].sent));
+    const char* const transport = TransportName(static_cast<Transport>(i));
+    received.Add({{"transport", transport}}, Value(bytes_[i].received));
+    sent.Add({{"transport", transport}}, Value(bytes_[i].sent));
   }
   MetricFamily drops("moed_forward_drops_total", MetricType::Counter,
                      "Forwards that were not computed although nothing was wrong with them");

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "server/call_observer.h"
 #include "server/layer_metrics.h"
 #include "server/process_stats.h"
+#include "server/recorder.h"
 #include "server/sessions.h"
 #include "server/wire.h"
 #include "server/work_queue.h"
@@ -38,6 +40,7 @@ struct ServerState {
   WorkQueue::Counters queue;
   Sessions::Counts sessions;
   size_t bytes_in_flight = 0;
+  std::optional<Recorder::Counts> recording;  // nothing: no call is recorded
 };
 
 class Metrics final : public CallObserver, public prometheus::Collectable {

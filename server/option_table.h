@@ -13,7 +13,7 @@
 namespace moed {
 
 struct OptionSpec {
-  enum class Kind { kSwitch, kText, kNumber, kList };
+  enum class Kind { kSwitch, kText, kNumber, kFraction, kList };
   const char* name;   // as a key of the file; "--" + name on the command line
   Kind kind;
   const char* value;  // what the help text calls the value
@@ -50,6 +50,7 @@ absl::StatusOr<std::vector<GivenOption>> ParseConfig(const std::string& text, co
 
 // Checks shared with the other commands. Each error says wanted and got.
 absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, int64_t* out);
+absl::Status ParseFraction(const std::string& text, double* out);  // 0 to 1
 absl::Status ParseActivations(const std::string& text, std::string* out);
 absl::Status ParseGpu(const std::string& text, std::string* out);  // auto or none
 absl::Status ParseFeatureMask(const std::string& text, std::vector<std::string>* names);

@@ -193,6 +193,26 @@ absl::Status SetUnixMode(const std::string& text, ServeOptions* options) {
   return absl::OkStatus();
 }
 
+absl::Status SetRecordBytes(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
+  options->record_bytes = static_cast<uint64_t>(value);
+  return status;
+}
+
+// INVALID_ARGUMENT when an option about recording was given and no folder for it.
+absl::Status CheckRecordOptions(const ServeOptions& options, const std::vector<GivenOption>& from_command_line,
+                                const std::vector<GivenOption>& from_file) {
+  if (!options.record.empty()) return absl::OkStatus();
+  for (const std::vector<GivenOption>* source : {&from_command_line, &from_file}) {
+    for (const GivenOption& given : *source) {
+      if (given.name.rfind("record-", 0) != 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat("--", given.name, ": wanted --record beside it, got none"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetMemoryLimit(const std::string& text, ServeOptions* options) {
   int64_t value = 0;
   absl::Status status = ParseInteger(text, 1, std::numeric_limits<int64_t>::max(), &value);
@@ -207,6 +227,16 @@ absl::Status ParseInteger(const std::string& text, int64_t low, int64_t high, in
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
     return WantedGot(absl::StrCat("a whole number from ", low, " to ", high), text);
+  }
+  *out = value;
+  return absl::OkStatus();
+}
+
+absl::Status ParseFraction(const std::string& text, double* out) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= 1)) {
+    return WantedGot("a number from 0 to 1", text);
   }
   *out = value;
   return absl::OkStatus();
@@ -306,6 +336,14 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        [](const Text&, Options* o) { return o->channelz = true, absl::OkStatus(); }},
       {"no-reflection", Kind::kSwitch, "", "do not offer gRPC server reflection",
        [](const Text&, Options* o) { return o->no_reflection = true, absl::OkStatus(); }},
+      {"record", Kind::kText, "DIR", "an existing folder: some calls are recorded there for replay, with their hidden states",
+       [](const Text& t, Options* o) { return NotEmpty("a folder", t, &o->record); }},
+      {"record-rate", Kind::kFraction, "FRACTION", "with --record: so many of the calls, 0 to 1; default 0.001",
+       [](const Text& t, Options* o) { return ParseFraction(t, &o->record_rate); }},
+      {"record-bytes", Kind::kNumber, "BYTES", "with --record: recording ends when the folder has so many; default 1073741824",
+       SetRecordBytes},
+      {"record-rows", Kind::kNumber, "N", "with --record: calls of more rows are passed over; default 256",
+       [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->record_rows); }},
       {"log-level", Kind::kText, "L", "trace, debug, info (default), warn, error or off",
        [](const Text& t, Options* o) { return OneOf({"trace", "debug", "info", "warn", "error", "off"}, t, &o->log_level); }},
       {"log-format", Kind::kText, "F", "text (default), or json: one object a line",
@@ -377,6 +415,7 @@ absl::StatusOr<ServeOptions> MergeOptions(const std::vector<GivenOption>& from_c
   if (options.expert_metrics && options.metrics_listen.empty()) {
     return absl::InvalidArgumentError("--expert-metrics: wanted --metrics-listen beside it, got none");
   }
+  if (absl::Status status = CheckRecordOptions(options, from_command_line, from_file); !status.ok()) return status;
   for (size_t i = 0; i < options.models.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (options.models[i].name != options.models[j].name) continue;

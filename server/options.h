@@ -49,6 +49,12 @@ struct ServeOptions {
   std::string log_level = "info";   // trace, debug, info, warn, error, off
   std::string log_format = "text";  // text or json
 
+  // What is recorded of calls (recorder.h).
+  std::string record;               // a folder; empty: nothing
+  double record_rate = 0.001;       // 0 to 1
+  uint64_t record_bytes = uint64_t{1} << 30;  // of the folder
+  int64_t record_rows = 256;        // of one call
+
   // Who may call. Paths; empty: none. What only the files and the addresses can show is checked in security.h.
   std::string tls_cert, tls_key;    // both or neither: TLS on every HOST:PORT of `listen`
   std::string tls_client_ca;        // clients must show a certificate that it signed

@@ -24,6 +24,7 @@
 #include "server/allocator.h"
 #include "server/load_log.h"
 #include "server/log.h"
+#include "server/recorder.h"
 #include "server/security.h"
 #include "server/server.h"
 #include "server/setup.h"
@@ -235,7 +236,9 @@ int RunServe(const ServeOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   const std::shared_ptr<LogSink> log = SetUpLog(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText, options.log_level);
 
-  if (absl::Status status = CheckSecurity(options); !status.ok()) return ReportFailure(status);
+  absl::Status checked = CheckSecurity(options);
+  if (checked.ok() && !options.record.empty()) checked = CheckRecordFolder(options.record);
+  if (!checked.ok()) return ReportFailure(checked);
   absl::StatusOr<std::unique_ptr<Engine>> engine = SetUpEngine(options);
   if (!engine.ok()) return ReportFailure(engine.status());
   LogHost((*engine)->Host());

@@ -157,6 +157,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   grpc::EnableDefaultHealthCheckService(false);  // it starts as SERVING
   std::unique_ptr<Server> server(new Server(options, engine));
   if (absl::Status status = server->OpenFiles(options); !status.ok()) return status;
+  if (absl::Status status = server->OpenRecorder(options); !status.ok()) return status;
   server->CountCalls(options);
   if (absl::Status status = server->Bind(options); !status.ok()) return status;
   if (absl::Status status = server->ListenForMetrics(options); !status.ok()) return status;
@@ -185,6 +186,24 @@ absl::Status Server::OpenFiles(const ServeOptions& options) {
   gate_ = *std::move(gate);
   service_.SetGate(gate_.get());
   admin_.SetGate(gate_.get());
+  return absl::OkStatus();
+}
+
+absl::Status Server::OpenRecorder(const ServeOptions& options) {
+  if (options.record.empty()) return absl::OkStatus();
+  Recorder::Options recording;
+  recording.folder = options.record;
+  recording.rate = options.record_rate;
+  recording.max_bytes = options.record_bytes;
+  recording.max_rows = options.record_rows;
+  recording.deterministic = options.deterministic;
+  recording.activations = options.activations;
+  absl::StatusOr<std::shared_ptr<Recorder>> recorder =
+      Recorder::Open(std::move(recording), [] { return std::chrono::system_clock::now(); });
+  if (!recorder.ok()) return recorder.status();
+  recorder_ = *std::move(recorder);
+  service_.SetRecorder(recorder_.get());
+  spdlog::info("{} of calls are recorded in {}, hidden states of users among it", options.record_rate, options.record);
   return absl::OkStatus();
 }
 
@@ -317,6 +336,7 @@ ServerState Server::State(uint64_t device_bytes_at_start) {
   state.queue = queue_.counters();
   if (sessions_ != nullptr) state.sessions = sessions_->counts();
   state.bytes_in_flight = service_.bytes_in_flight();
+  if (recorder_ != nullptr) state.recording = recorder_->counts();
   return state;
 }
 
@@ -376,6 +396,7 @@ void Server::FinishCalls() {
   queue_.Shutdown();
   helpers_.Stop();
   service_.WaitForAnswers(kAnswerLimit);
+  if (recorder_ != nullptr) recorder_->Stop();
   admin_.WaitForAnswers(kAnswerLimit);
   service_.WaitForQuiet(kQuiet, kQuietLimit);
   if (sessions_ != nullptr) sessions_->Stop();

@@ -30,6 +30,7 @@
 #include "server/metrics.h"
 #include "server/metrics_listener.h"
 #include "server/options.h"
+#include "server/recorder.h"
 #include "server/service.h"
 #include "server/sessions.h"
 #include "server/tls.h"
@@ -70,6 +71,7 @@ class Server {
  private:
   Server(const ServeOptions& options, Engine* engine);
   absl::Status OpenFiles(const ServeOptions& options);
+  absl::Status OpenRecorder(const ServeOptions& options);
   absl::Status Bind(const ServeOptions& options);
   absl::Status BindBeside(const ServeOptions& options);
   absl::Status ListenForSessions(const ServeOptions& options);
@@ -82,6 +84,7 @@ class Server {
   void FinishCalls();
   void CancelCalls();
 
+  std::shared_ptr<Recorder> recorder_;  // null: nothing is recorded; outlives whoever has calls
   const WorkQueue::Limits limits_;
   WorkQueue queue_;
   ForwardRunner runner_;

@@ -30,6 +30,7 @@
 #include "server/forward_stream.h"
 #include "server/message_forward.h"
 #include "server/received_forward.h"
+#include "server/recorder.h"
 #include "server/request.h"
 #include "server/retry_info.h"
 #include "server/ring_server.h"
@@ -65,6 +66,8 @@ class MoeService final : public MoeServiceBase {
 
   // Who is told how forwards ended; must outlive the service. Before the first call.
   void SetObserver(CallObserver* observer) { observer_ = observer, RefreshModels(); }
+  // What records some of the calls; must outlive the service. Before the first call, or never.
+  void SetRecorder(Recorder* recorder) { recorder_ = recorder; }
   // Of requests that are received and not yet answered.
   size_t bytes_in_flight() const { return budget_.used(); }
 
@@ -119,6 +122,7 @@ class MoeService final : public MoeServiceBase {
   absl::Status SubmitMessage(const std::shared_ptr<MessageForward>& caller, WorkQueue::Duration here = {});
   void BeginStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes);
   absl::Status SubmitStreamForward(StreamReactor* stream, grpc::ByteBuffer* bytes, const std::shared_ptr<Item>& item);
+  void Sample(const ModelTable& models, const std::string& request_id, const ForwardRecord& record, CheckedForward* checked);
   absl::Status PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked);
   absl::Status MakeHidden(MessageForward* caller, CheckedForward* checked);
   absl::Status MakeHiddenOf(const void* came, CheckedForward* checked, std::optional<CallMemory>* hidden) const;
@@ -147,6 +151,7 @@ class MoeService final : public MoeServiceBase {
   const bool runs_here_;
   ClientGate* gate_ = nullptr;
   CallObserver* observer_ = nullptr;
+  Recorder* recorder_ = nullptr;
   std::atomic<Phase> phase_{Phase::kLoading};
   OpenCalls open_;
   ByteBudget budget_{kMaxBytesInFlight};

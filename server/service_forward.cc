@@ -70,6 +70,7 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   if (!checked.ok()) return caller->record().SetAsked(*models, message.model(), message.layer()), checked.status();
   caller->record().SetCall(*checked);
   if (absl::Status status = caller->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
+  Sample(*models, message.request_id(), caller->record(), &*checked);
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();
   if (absl::Status status = PlaceHidden(caller, &*checked); !status.ok()) return status;
@@ -83,6 +84,14 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   if (absl::IsResourceExhausted(status)) caller->record().SetDrop(Drop::kQueue);
   if (status.ok() && still_to_copy) CopyHidden(caller);
   return status;
+}
+
+// Gives a call its recording when it is sampled, before anything is made of what came.
+void MoeService::Sample(const ModelTable& models, const std::string& request_id, const ForwardRecord& record,
+                        CheckedForward* checked) {
+  if (recorder_ == nullptr) return;
+  const absl::StatusOr<const ModelFacts*> model = models.Find(checked->model);
+  if (model.ok()) checked->recording = recorder_->Sample(*checked, **model, request_id, record.transport());
 }
 
 // Gives the hidden states that the message does not hold their memory: where the layer's device reads them. Of a layer on a GPU they are
@@ -128,6 +137,7 @@ absl::Status MoeService::MakeHidden(MessageForward* caller, CheckedForward* chec
 
 // Makes them of `came`, in memory of the call.
 absl::Status MoeService::MakeHiddenOf(const void* came, CheckedForward* checked, std::optional<CallMemory>* hidden) const {
+  if (checked->recording != nullptr) checked->recording->KeepHidden(came, checked->hidden_bytes());
   TensorView& view = checked->call.hidden;
   absl::StatusOr<CallMemory> memory = engine_->AllocateForCall(checked->model, checked->call.layer, view.bytes());
   if (!memory.ok()) return memory.status();

@@ -163,6 +163,7 @@ absl::Status MoeService::SubmitRingForward(const std::shared_ptr<RingForward>& c
   caller->record.SetSent(checked->output_bytes());
   absl::Status taken = caller->Refused(Drop::kClient, caller->share.TakeRows(checked->call.hidden.rows));
   if (!taken.ok()) return taken;
+  Sample(*models, request.request_id(), caller->record, &*checked);
   ForwardWork work;
   work.want_routing = request.return_routing();
   if (work.want_routing) {

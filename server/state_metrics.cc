@@ -91,6 +91,19 @@ void AddSessions(const Sessions::Counts& sessions, std::vector<prometheus::Metri
   out->push_back(ever.Take());
 }
 
+void AddRecording(const Recorder::Counts& recording, std::vector<prometheus::MetricFamily>* out) {
+  AddGauge("moed_recording_active", "0 when the folder of recordings is full", recording.active, out);
+  AddCounter("moed_recorded_calls_total", "Calls that were recorded", static_cast<double>(recording.recorded), out);
+  AddCounter("moed_recorded_bytes_total", "Bytes of the files of recorded calls", static_cast<double>(recording.bytes), out);
+  AddGauge("moed_recording_folder_bytes", "Bytes of all files in the folder of recordings",
+           static_cast<double>(recording.folder_bytes), out);
+  MetricFamily lost("moed_recording_lost_total", MetricType::Counter, "Sampled calls that were not recorded");
+  for (int i = 0; i < kRecordLosses; ++i) {
+    lost.Add({{"reason", RecordLossName(static_cast<RecordLoss>(i))}}, static_cast<double>(recording.lost[static_cast<size_t>(i)]));
+  }
+  out->push_back(lost.Take());
+}
+
 }  // namespace
 
 void AddStateMetrics(const ServerState& state, std::vector<prometheus::MetricFamily>* out) {
@@ -99,6 +112,7 @@ void AddStateMetrics(const ServerState& state, std::vector<prometheus::MetricFam
   AddDevice(state, out);
   AddQueue(state, out);
   AddSessions(state.sessions, out);
+  if (state.recording) AddRecording(*state.recording, out);
 }
 
 // The names are those that the Prometheus clients of all languages have for them.

@@ -113,6 +113,8 @@ struct PackedHidden {
   std::span<const char> scales;   // [M] float32, not aligned
 };
 
+class Recording;  // recorder.h
+
 // A forward request that can run.
 struct CheckedForward {
   std::string model;
@@ -128,6 +130,7 @@ struct CheckedForward {
   const void* rows_data = nullptr;             // of those that came; null: held back, in a session, or packed
   std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
   std::shared_ptr<LayerObserver> observer;     // of the layer; may be null
+  std::shared_ptr<Recording> recording;        // of a call that is sampled; else null
 
   // Of the hidden states as they came.
   size_t hidden_bytes() const {

@@ -2,6 +2,7 @@
 // goes in pieces, where outputs go, and that everybody is answered once.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -18,6 +19,7 @@
 
 #include "kernels/backends.h"
 #include "server/forward_runner.h"
+#include "server/recorder.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/puppet_accelerator.h"
 #include "tests/support/temp_dir.h"
@@ -258,6 +260,48 @@ TEST_CASE("A layer's observer is told of each run, with the experts that ran, an
     if (!on_device) CHECK(observer->runs[0].ids.size() == 8 * top_k);  // from a device they come where a caller wants them
     const std::vector<int32_t> last(observer->runs[0].ids.end() - static_cast<ptrdiff_t>(5 * top_k), observer->runs[0].ids.end());
     CHECK(last == other->answer->info.ids);
+  }
+}
+
+TEST_CASE("A recorded call has its whole answer, also one that goes in pieces or shares a run, and one that fails is lost") {
+  for (const bool on_device : {true, false}) {
+    INFO((on_device ? "device" : "host"));
+    TempDir folder;
+    Recorder::Options options;
+    options.folder = folder.path();
+    options.rate = 1;
+    const auto recorder = Recorder::Open(options, [] { return std::chrono::system_clock::time_point(); });
+    REQUIRE(recorder.ok());
+    Bench bench(on_device);
+    const auto recorded = [&](ForwardWork* work) {
+      work->checked.output_dtype = DType::kF32;
+      work->checked.recording = (*recorder)->Sample(work->checked, ModelFacts(), "", Transport::kRpc);
+      CHECK(work->checked.recording != nullptr);
+    };
+    std::vector<std::shared_ptr<Caller>> callers;
+    for (const int64_t rows : {40, 3, 5}) callers.push_back(bench.Submit(rows, 1.0f, recorded));
+    const std::vector<int32_t> bad(4, kExperts);
+    const std::vector<float> weights(4, 1.0f);
+    bench.Submit(4, 1.0f, [&](ForwardWork* work) {
+      work->checked.call.routing = RoutingByIds{1, bad, weights};
+      recorded(work);
+    });
+    bench.RunAll();
+    for (const auto& caller : callers) bench.CheckAnswer(*caller);
+    (*recorder)->Stop();
+    CHECK((*recorder)->counts().lost[static_cast<size_t>(RecordLoss::kFailed)] == 1);
+    const auto files = FindRecordings({folder.path()});
+    REQUIRE(files.ok());
+    REQUIRE(files->size() == 3);
+    for (const std::string& file : *files) {
+      const auto call = ReadRecordedCall(file);
+      REQUIRE(call.ok());
+      const auto of = [&](const std::shared_ptr<Caller>& caller) { return caller->rows == call->rows; };
+      const Caller& caller = **std::find_if(callers.begin(), callers.end(), of);
+      CHECK(std::memcmp(call->hidden.data(), caller.x.data(), call->hidden.size()) == 0);
+      CHECK(std::memcmp(call->output.data(), caller.answer->output->data(), call->output.size()) == 0);
+      CHECK(call->backend == caller.answer->info.backend);
+    }
   }
 }
 

@@ -270,6 +270,16 @@ TEST_CASE("The state of the server is shown as it is: phase, health, layers, dev
   CHECK(collected.Value("moed_sessions_open") == 1);
   CHECK(collected.Value("moed_session_bytes") == 4096);
   CHECK(collected.Value("moed_sessions_total", {{"event", "refused"}}) == 5);
+  CHECK_FALSE(collected.Has("moed_recording_active"));
+  state.recording = Recorder::Counts{.active = false, .recorded = 3, .bytes = 1000, .folder_bytes = 1500};
+  state.recording->lost[static_cast<size_t>(RecordLoss::kQueue)] = 2;
+  const Collected recording(metrics);
+  CHECK(recording.Value("moed_recording_active") == 0);
+  CHECK(recording.Value("moed_recorded_calls_total") == 3);
+  CHECK(recording.Value("moed_recorded_bytes_total") == 1000);
+  CHECK(recording.Value("moed_recording_folder_bytes") == 1500);
+  CHECK(recording.Value("moed_recording_lost_total", {{"reason", "queue"}}) == 2);
+  CHECK(recording.Value("moed_recording_lost_total", {{"reason", "disk"}}) == 0);
   state.device_failed = true;
   CHECK(Collected(metrics).Value("moed_device_healthy", {{"device", "a GPU"}}) == 0);
   state.host.gpu = "";

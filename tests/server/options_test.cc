@@ -288,6 +288,36 @@ TEST_CASE("Metrics need an address that HTTP can have, and counting experts need
   CHECK(parsed->serve.expert_metrics);
 }
 
+TEST_CASE("Recording is off by default, and its options want a folder beside them and values in their ranges") {
+  CHECK(ServeOf({"--model", "/m"}).record.empty());
+  const ServeOptions options =
+      ServeOf({"--model", "/m", "--record", "/r", "--record-rate", "0.25", "--record-bytes", "1000", "--record-rows", "8"});
+  CHECK(options.record == "/r");
+  CHECK(options.record_rate == 0.25);
+  CHECK(options.record_bytes == 1000);
+  CHECK(options.record_rows == 8);
+  for (const char* rate : {"0", "1", "1e-6"}) {
+    CHECK(ServeOf({"--model", "/m", "--record", "/r", "--record-rate", rate}).record == "/r");
+  }
+  for (const char* rate : {"1.5", "-0.1", "nan", "inf", "x", "0.5x"}) {
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--record", "/r", "--record-rate", rate}),
+               Contains("--record-rate: wanted a number from 0 to 1, got '" + std::string(rate)));
+  }
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--record", ""}), Contains("--record: wanted a folder"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--record", "/r", "--record-bytes", "0"}), Contains("--record-bytes: wanted"));
+  CHECK_THAT(ErrorOf({"serve", "--model", "/m", "--record", "/r", "--record-rows", "0"}), Contains("--record-rows: wanted"));
+  for (const char* name : {"--record-rate", "--record-bytes", "--record-rows"}) {
+    CHECK_THAT(ErrorOf({"serve", "--model", "/m", name, "1"}), Contains(std::string(name) + ": wanted --record beside it"));
+  }
+  const ConfigFile file(R"({"model": "/m", "record": "/r", "record-rate": 0.125, "record-rows": 8})");
+  CHECK(ServeOf({"--config", file.path()}).record_rate == 0.125);
+  const ConfigFile whole(R"({"model": "/m", "record": "/r", "record-rate": 1})");
+  CHECK(ServeOf({"--config", whole.path()}).record_rate == 1);
+  CHECK_THAT(ConfigError(R"({"model": "/m", "record": "/r", "record-rate": "1"})"),
+             Contains("record-rate: wanted a number, got the string"));
+  CHECK_THAT(ConfigError(R"({"model": "/m", "record-rate": 0.5})"), Contains("--record-rate: wanted --record beside it"));
+}
+
 TEST_CASE("A value of the wrong JSON type is refused with its key") {
   CHECK_THAT(ConfigError(R"({"threads": "4"})"), Contains("threads: wanted a whole number, got the string \"4\""));
   CHECK_THAT(ConfigError(R"({"threads": 1.5})"), Contains("threads: wanted a whole number, got 1.5"));
