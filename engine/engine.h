@@ -42,6 +42,7 @@ struct EngineOptions {
   // servers that hold the ranges of a partition sum to the whole. The shared expert belongs to the range that starts at 0.
   int first_expert = 0;
   int end_expert = 0;
+  std::vector<int> layers;      // the MoE layers to hold; empty: all. Others are as if the checkpoint did not have them
   int64_t max_tokens = 8192;    // rows computed at once; larger calls go in chunks
   uint64_t memory_limit = 0;    // bytes of the host's memory that weights and workspace may take; 0: no limit of moed's own
   int lanes = kDefaultLanes;    // calls of layers on an accelerator that run at once, at least 1
@@ -182,7 +183,8 @@ class Engine {
   ~Engine();
 
   // Reads config and headers, asks the oracle for every layer, and registers the model in state kPlanned; no weight is
-  // read. Errors as ReadModelConfig, Checkpoint::Open, PlanLayer and Choose; ALREADY_EXISTS for a name that is taken;
+  // read. Errors as ReadModelConfig, Checkpoint::Open, PlanLayer and Choose; ALREADY_EXISTS for a name that is taken; NOT_FOUND
+  // for one of EngineOptions::layers that the checkpoint lacks;
   // RESOURCE_EXHAUSTED when the host's memory, the memory limit or the GPU's memory cannot hold it (needed and allowed bytes).
   absl::Status Plan(const std::string& name, const std::string& path);
 

@@ -49,6 +49,21 @@ std::vector<std::string> NotRead(const Checkpoint& checkpoint, std::span<const L
   return notes;
 }
 
+// Leaves the plans of `layers`, all when it is empty.
+absl::Status KeepLayers(std::span<const int> layers, const std::string& path, std::vector<LayerPlan>* plans) {
+  if (layers.empty()) return absl::OkStatus();
+  for (const int layer : layers) {
+    if (std::any_of(plans->begin(), plans->end(), [layer](const LayerPlan& plan) { return plan.layer == layer; })) continue;
+    std::string known;
+    for (const LayerPlan& plan : *plans) absl::StrAppend(&known, known.empty() ? "" : ", ", plan.layer);
+    return absl::NotFoundError(absl::StrCat(path, " has no MoE layer ", layer, "; its MoE layers are ", known));
+  }
+  std::erase_if(*plans, [layers](const LayerPlan& plan) {
+    return std::find(layers.begin(), layers.end(), plan.layer) == layers.end();
+  });
+  return absl::OkStatus();
+}
+
 LayerPart RoutedPart(LoadedLayer& layer) {
   return {"", &layer.plan.routed, layer.plan.experts.get(), &layer.choice, &layer.routed};
 }
@@ -102,6 +117,9 @@ absl::StatusOr<std::shared_ptr<Model>> Model::PlanFrom(const std::string& name, 
   absl::StatusOr<std::vector<LayerPlan>> plans = PlanModel(model->config_, *model->checkpoint_);
   if (!plans.ok()) return plans.status();
   model->notes_ = NotRead(*model->checkpoint_, *plans);
+  if (absl::Status status = KeepLayers(options.layers, path, &*plans); !status.ok()) return status;
+  model->config_.moe_layers.clear();
+  for (const LayerPlan& plan : *plans) model->config_.moe_layers.push_back(plan.layer);
   model->TakePlans(*std::move(plans));
   absl::Status range = model->ApplyExpertRange();
   if (!range.ok()) return range;
@@ -134,7 +152,7 @@ void Model::TakePlans(std::vector<LayerPlan> plans) {
 
 absl::Status Model::ApplyExpertRange() {
   const int first = options_.first_expert, end = options_.end_expert;
-  if (end == 0) return absl::OkStatus();
+  if (end == 0 || (first == 0 && end == config_.num_experts)) return absl::OkStatus();
   if (first < 0 || first >= end || end > config_.num_experts) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": experts ", first, ":", end, " are asked for, want a range within 0:",
                                                    config_.num_experts));

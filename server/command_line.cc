@@ -1,6 +1,7 @@
 // The command line: CLI11 splits it and prints the help; every value goes through the checks of the option table.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ Examples:
   moed explain /models/tiny --device h200 --json
   moed check --config moed.json
   moed dequantize /models/tiny experts.safetensors --dtype bf16
+  moed replay recordings --checkpoint /models/tiny --backends cpu_avx2,cpu_generic
 
 Exit codes: 0 ok, 1 a check failed, 2 usage or set-up.
 'moed COMMAND --help' describes the options of a command.)";
@@ -61,6 +63,16 @@ Examples:
 Writes every routed and shared expert as model.layers.L.mlp.experts.E.{gate,up,down}_proj.weight and
 model.layers.L.mlp.shared_experts.{gate,up,down}_proj.weight. f32 is exact; bf16 rounds to nearest even.)";
 
+constexpr char kReplayExamples[] = R"(
+Examples:
+  moed replay recordings --checkpoint /models/tiny
+  moed replay recordings --checkpoint /models/tiny --backends cpu_amx,cpu_avx2 --bound 0.01 --json
+  moed replay a.safetensors b.safetensors --checkpoint /models/tiny --layer 3 --against recording --repeat 20
+
+Runs calls that 'moed serve --record' recorded, in this process, on each of the backends, and compares their outputs with those of
+the reference, which dequantizes exactly and adds in double precision. The recorded outputs are compared, too. An error is that of a
+row, ||y - ref|| / ||ref||. Exit code 1 when one is above --bound.)";
+
 // What the user wrote, per option name, before any check.
 using RawValues = std::map<std::string, std::vector<std::string>>;
 
@@ -94,6 +106,23 @@ constexpr OptionSpec kExplainOptions[] = {
 constexpr OptionSpec kDequantizeOptions[] = {
     {"dtype", Kind::kText, "D", "f32 (default, exact) or bf16", nullptr},
     {"force", Kind::kSwitch, "", "replace an existing OUT", nullptr},
+};
+
+constexpr OptionSpec kReplayOptions[] = {
+    {"checkpoint", Kind::kText, "PATH", "the checkpoint directory", nullptr},
+    {"backends", Kind::kText, "B,B", "names of backends, or auto, the one that serve would take (default)", nullptr},
+    {"against", Kind::kText, "R", "reference (default), or recording: the recorded outputs are right", nullptr},
+    {"bound", Kind::kFraction, "X", "the largest error of a row that passes, 0 to 1", nullptr},
+    {"model", Kind::kText, "NAME", "only calls of this model, where recordings are of several", nullptr},
+    {"layer", Kind::kNumber, "N", "only calls of this layer", nullptr},
+    {"repeat", Kind::kNumber, "N", "runs of each call, all timed; default 1", nullptr},
+    {"worst", Kind::kNumber, "N", "rows of the largest errors that are named; default 5", nullptr},
+    {"threads", Kind::kNumber, "N", "as for serve", nullptr},
+    {"gpu", Kind::kText, "G", "auto (default) or none, as for serve", nullptr},
+    {"cpu-features", Kind::kText, "-F,-F", "processor features to treat as missing", nullptr},
+    {"activations", Kind::kText, "A", "file, none or int8, as for serve; default: as recorded", nullptr},
+    {"deterministic", Kind::kSwitch, "", "as for serve; default: as recorded", nullptr},
+    {"json", Kind::kSwitch, "", "one JSON document on stdout", nullptr},
 };
 
 absl::Status Named(const std::string& name, const absl::Status& status) {
@@ -182,6 +211,48 @@ absl::Status FillDequantize(const RawValues& raw, DequantizeOptions* out) {
   return reader.status;
 }
 
+// The parts of `text` between commas; none is empty.
+std::vector<std::string> Listed(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+absl::Status FillReplay(const RawValues& raw, ReplayOptions* out) {
+  Reader reader{raw, {}};
+  const auto take = [&reader](const char* name, const absl::Status& status) {
+    if (reader.status.ok()) reader.status = Named(name, status);
+  };
+  if (!raw.at("checkpoint").empty()) out->checkpoint = reader.Text("checkpoint", "");
+  out->backends = Listed(reader.Text("backends", "auto"));
+  out->against = reader.Text("against", "reference");
+  if (!raw.at("model").empty()) out->model = reader.Text("model", "");
+  out->layer = static_cast<int>(reader.Number("layer", 0, 1'000'000, -1));
+  out->repeat = static_cast<int>(reader.Number("repeat", 1, 1'000'000, out->repeat));
+  out->worst = static_cast<int>(reader.Number("worst", 0, 1'000'000, out->worst));
+  out->threads = static_cast<int>(reader.Number("threads", 0, 1024, 0));
+  out->deterministic = reader.Switch("deterministic");
+  out->json = reader.Switch("json");
+  take("gpu", ParseGpu(reader.Text("gpu", "auto"), &out->gpu));
+  if (!raw.at("bound").empty()) take("bound", ParseFraction(reader.Text("bound", ""), &out->bound));
+  if (!raw.at("activations").empty()) take("activations", ParseActivations(reader.Text("activations", ""), &out->activations));
+  if (!raw.at("cpu-features").empty()) {
+    take("cpu-features", ParseFeatureMask(reader.Text("cpu-features", ""), &out->masked_features));
+  }
+  if (out->against != "reference" && out->against != "recording") {
+    take("against", absl::InvalidArgumentError(absl::StrCat("wanted reference or recording, got '", out->against, "'")));
+  }
+  if (out->backends.empty()) take("backends", absl::InvalidArgumentError("wanted names of backends, got none"));
+  if (reader.status.ok() && out->checkpoint.empty()) {
+    return absl::InvalidArgumentError("replay: wanted --checkpoint PATH of a checkpoint directory, got none");
+  }
+  return reader.status;
+}
+
 // The first argument that nothing claimed, as an error with the nearest valid name.
 absl::Status Unclaimed(const std::string& argument, const CLI::App& app) {
   if (argument.empty() || argument.front() != '-') {
@@ -213,6 +284,7 @@ struct Grammar {
   CLI::App app{"moed serves the mixture-of-experts layers of a language model over gRPC."};
   std::map<std::string, RawValues> raw;  // by command
   std::string explain_path, dequantize_path, dequantize_out;
+  std::vector<std::string> replay_files;
 
   CLI::App* Add(const std::string& name, const char* about, const char* examples) {
     CLI::App* command = app.add_subcommand(name, about)->allow_extras();
@@ -237,6 +309,9 @@ struct Grammar {
     for (const OptionSpec& spec : kDequantizeOptions) AddOption(dequantize, spec, &raw["dequantize"]);
     dequantize->add_option("PATH", dequantize_path, "the checkpoint directory");
     dequantize->add_option("OUT", dequantize_out, "the file to write");
+    CLI::App* replay = Add("replay", "run recorded calls on several backends and compare", kReplayExamples);
+    for (const OptionSpec& spec : kReplayOptions) AddOption(replay, spec, &raw["replay"]);
+    replay->add_option("FILE", replay_files, "recordings, or folders of them");
   }
 };
 
@@ -252,6 +327,12 @@ absl::Status Fill(const std::string& name, const Grammar& grammar, CommandLine* 
     out->explain.path = grammar.explain_path;
     return FillExplain(raw, &out->explain);
   }
+  if (name == "replay") {
+    if (grammar.replay_files.empty()) return absl::InvalidArgumentError("replay: wanted recordings or folders of them, got none");
+    out->command = Command::kReplay;
+    out->replay.files = grammar.replay_files;
+    return FillReplay(raw, &out->replay);
+  }
   if (grammar.dequantize_path.empty() || grammar.dequantize_out.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("dequantize: wanted PATH and OUT, got ",
                                                    grammar.dequantize_path.empty() ? "neither" : "PATH only"));
@@ -264,11 +345,11 @@ absl::Status Fill(const std::string& name, const Grammar& grammar, CommandLine* 
 
 absl::Status NoCommand(const Grammar& grammar) {
   const std::vector<std::string> extras = grammar.app.remaining();
-  const std::string wanted = "wanted a command: serve, explain, check or dequantize";
+  const std::string wanted = "wanted a command: serve, explain, check, dequantize or replay";
   if (extras.empty()) return absl::InvalidArgumentError(absl::StrCat(wanted, ", got none\nsee moed --help"));
   if (extras.front().rfind('-', 0) == 0) return Unclaimed(extras.front(), grammar.app);
-  return absl::InvalidArgumentError(absl::StrCat(wanted, ", got '", extras.front(), "'; the nearest is ",
-                                                 NearestName(extras.front(), {"serve", "explain", "check", "dequantize"})));
+  const std::string nearest = NearestName(extras.front(), {"serve", "explain", "check", "dequantize", "replay"});
+  return absl::InvalidArgumentError(absl::StrCat(wanted, ", got '", extras.front(), "'; the nearest is ", nearest));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 //   moed explain /models/tiny --device h200 --json
 //   moed check --config moed.json
 //   moed dequantize /models/tiny experts.safetensors
+//   moed replay recordings --checkpoint /models/tiny
 //
 // Logs go to stdout. An error is the first line on stderr; exit codes are 0 ok, 1 a check failed, 2 usage or set-up.
 #include <google/protobuf/stubs/logging.h>
@@ -18,6 +19,7 @@
 #include "server/allocator.h"
 #include "server/commands.h"
 #include "server/options.h"
+#include "server/replay.h"
 #include "server/serve.h"
 #include "server/setup.h"
 
@@ -44,6 +46,7 @@ int Run(const moed::CommandLine& command) {
     case moed::Command::kExplain: return moed::RunExplain(command.explain);
     case moed::Command::kCheck: return moed::RunCheck(command.serve);
     case moed::Command::kDequantize: return moed::RunDequantize(command.dequantize);
+    case moed::Command::kReplay: return moed::RunReplay(command.replay);
   }
   return 2;
 }

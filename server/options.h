@@ -111,6 +111,24 @@ struct DequantizeOptions {
   bool force = false;  // replace an existing `out`
 };
 
+struct ReplayOptions {
+  std::vector<std::string> files;       // recordings, or folders of them
+  std::string checkpoint;
+  std::vector<std::string> backends = {"auto"};  // names of backends, or auto
+  std::string against = "reference";    // reference or recording
+  std::string model;                    // of the recordings; empty: they are of one
+  int layer = -1;                       // -1: every recorded one
+  int threads = 0;
+  std::string gpu = "auto";             // auto or none
+  std::vector<std::string> masked_features;
+  std::string activations;              // file, none or int8; empty: as recorded
+  bool deterministic = false;           // also where recordings are not
+  double bound = -1;                    // of the error of a row; below 0: none
+  int repeat = 1;                       // runs of each call
+  int worst = 5;                        // rows that are named
+  bool json = false;
+};
+
 enum class Command {
   kPrint,    // print `text` and succeed: --help
   kVersion,  // the same, then a line about the build: --version
@@ -118,6 +136,7 @@ enum class Command {
   kExplain,
   kCheck,  // uses `serve`
   kDequantize,
+  kReplay,
 };
 
 struct CommandLine {
@@ -126,6 +145,7 @@ struct CommandLine {
   ServeOptions serve;
   ExplainOptions explain;
   DequantizeOptions dequantize;
+  ReplayOptions replay;
 };
 
 // Parses the arguments after the program's name, and the configuration file that they name. INVALID_ARGUMENT: the first

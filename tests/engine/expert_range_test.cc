@@ -116,6 +116,44 @@ TEST_CASE("B52: each rank has the input scales of its own experts, each expert i
   }
 }
 
+TEST_CASE("The range of all experts is the whole, to the bit, whatever the scheme") {
+  const std::vector<float> x = CaseHidden(5, 128);
+  ForwardCall call;
+  call.hidden = {x.data(), DType::kF32, 5, 128};
+  for (const CaseScheme& scheme : CaseSchemes()) {
+    INFO(scheme.name);
+    const CaseModel model(SpecOf(scheme, 4, 2, 128, 128), scheme);
+    const auto whole = RunRange(model.path(), 0, 0, 0, call, 128), all = RunRange(model.path(), 0, 0, 4, call, 128);
+    REQUIRE(whole.ok());
+    REQUIRE(all.ok());
+    CHECK(*all == *whole);
+  }
+}
+
+TEST_CASE("Only the layers that are asked for are held, and one that the checkpoint lacks is refused with those that it has") {
+  TempDir dir;
+  CheckpointBuilder builder;
+  AddModel({.family = ModelFamily::kQwen3Moe, .num_layers = 3, .hidden = 64, .intermediate = 32}, &builder);
+  REQUIRE(builder.Write(dir.path()).ok());
+  EngineOptions options;
+  options.threads = 1;
+  options.device = ThisDevice();
+  options.layers = {2, 0};
+  Engine engine(options, LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  const auto status = engine.FindModel("m");
+  REQUIRE(status.ok());
+  REQUIRE(status->layers.size() == 2);
+  CHECK(status->layers[0].layer == 0);
+  CHECK(status->layers[1].layer == 2);
+  CHECK(engine.SelfCheck("m", -1, 2, 1)->size() == 2);
+  options.layers = {1, 3};
+  const absl::Status refused = Engine(options, LinkedBackends()).Plan("m", dir.path());
+  CHECK(absl::IsNotFound(refused));
+  CHECK(std::string(refused.message()).find("has no MoE layer 3; its MoE layers are 0, 1, 2") != std::string::npos);
+}
+
 TEST_CASE("A range beyond the model is refused with both ranges") {
   TempDir dir;
   CheckpointBuilder builder;

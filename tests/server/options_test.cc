@@ -318,6 +318,29 @@ TEST_CASE("Recording is off by default, and its options want a folder beside the
   CHECK_THAT(ConfigError(R"({"model": "/m", "record-rate": 0.5})"), Contains("--record-rate: wanted --record beside it"));
 }
 
+TEST_CASE("Replay takes files and a checkpoint, and refuses what it does not know") {
+  const auto parsed = ParseCommandLine({"replay", "a", "b", "--checkpoint", "/m", "--backends", "cpu_avx2,cpu_generic", "--bound",
+                                        "0.01", "--layer", "3", "--against", "recording", "--repeat", "5", "--json"});
+  INFO(parsed.status().ToString());
+  REQUIRE(parsed.ok());
+  REQUIRE(parsed->command == Command::kReplay);
+  CHECK(parsed->replay.files == std::vector<std::string>{"a", "b"});
+  CHECK(parsed->replay.checkpoint == "/m");
+  CHECK(parsed->replay.backends == std::vector<std::string>{"cpu_avx2", "cpu_generic"});
+  CHECK(parsed->replay.bound == 0.01);
+  CHECK(parsed->replay.layer == 3);
+  CHECK(parsed->replay.against == "recording");
+  CHECK(parsed->replay.repeat == 5);
+  CHECK(parsed->replay.json);
+  CHECK(ParseCommandLine({"replay", "a", "--checkpoint", "/m"})->replay.backends == std::vector<std::string>{"auto"});
+  CHECK_THAT(ErrorOf({"replay", "--checkpoint", "/m"}), Contains("replay: wanted recordings"));
+  CHECK_THAT(ErrorOf({"replay", "a"}), Contains("replay: wanted --checkpoint"));
+  CHECK_THAT(ErrorOf({"replay", "a", "--checkpoint", "/m", "--against", "x"}), Contains("--against: wanted reference or"));
+  CHECK_THAT(ErrorOf({"replay", "a", "--checkpoint", "/m", "--backends", ","}), Contains("--backends: wanted names"));
+  CHECK_THAT(ErrorOf({"replay", "a", "--checkpoint", "/m", "--bound", "2"}), Contains("--bound: wanted a number from 0 to 1"));
+  CHECK_THAT(ErrorOf({"replay", "a", "--checkpoint", "/m", "--backend", "x"}), Contains("the nearest is --backends"));
+}
+
 TEST_CASE("A value of the wrong JSON type is refused with its key") {
   CHECK_THAT(ConfigError(R"({"threads": "4"})"), Contains("threads: wanted a whole number, got the string \"4\""));
   CHECK_THAT(ConfigError(R"({"threads": 1.5})"), Contains("threads: wanted a whole number, got 1.5"));
