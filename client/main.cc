@@ -20,6 +20,7 @@ constexpr char kExamples[] = R"(Examples:
   moectl bench --layer 0 --tokens 1,64 --concurrency 4 --seconds 5
   moectl health && echo ready
   moectl doctor
+  moectl replay recordings --bound 0.01
   moectl --server unix:/run/moed/admin.sock swap big /models/big-v2
   moectl --server moe.example:50061 --tls-ca ca.pem --token-file token status
 
@@ -97,6 +98,7 @@ int RunMain(int argc, char** argv) {
   moed::client::AddForward(app, globals, &run);
   moed::client::AddBench(app, globals, &run);
   moed::client::AddDoctor(app, globals, &run);
+  moed::client::AddReplay(app, globals, &run);
   moed::client::AddChanges(app, globals, &run);
   for (CLI::App* command : app.get_subcommands(nullptr)) {
     command->fallthrough();

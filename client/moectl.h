@@ -47,6 +47,7 @@ void AddSmoke(CLI::App& app, const Globals& globals, Run* run);
 void AddForward(CLI::App& app, const Globals& globals, Run* run);
 void AddBench(CLI::App& app, const Globals& globals, Run* run);
 void AddDoctor(CLI::App& app, const Globals& globals, Run* run);
+void AddReplay(CLI::App& app, const Globals& globals, Run* run);
 // load, swap, unload and rollback.
 void AddChanges(CLI::App& app, const Globals& globals, Run* run);
 

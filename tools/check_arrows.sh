@@ -72,6 +72,9 @@ check_rules() {
     "($vocabulary) + $std + $cuda"
   only "//engine:oracle reaches the vocabulary of //kernels only" "//engine:oracle" "($vocabulary) + $std"
   only "//engine:safetensors reaches absl's hash map and json only" "//engine:safetensors" "//third_party:absl_hash_map + //third_party:json + $std"
+  only "//engine:recorded_call and replay_report reach safetensors, absl's hash map and json only" \
+    "//engine:recorded_call + //engine:replay_report" \
+    "//engine:safetensors + //third_party:absl_hash_map + //third_party:json + $std"
   only "//engine reaches //kernels, absl's hash map, json and spdlog only" "//engine:*" \
     "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + $std + $cuda"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
@@ -89,7 +92,8 @@ check_rules() {
   only "//bench's peers and cells reach its cases, json and the vocabulary only" "//bench:gpu_cells + //bench:peers + //bench:report" \
     "//bench:* + ($vocabulary) + //third_party:json + $std"
   only "//client reaches proto, gRPC, CLI11, json, OpenSSL and the leaves only" "//client/..." \
-    "//engine:safetensors + //proto:* + //third_party:grpc + //third_party:protobuf + //third_party:cli11 +
+    "//engine:safetensors + //engine:recorded_call + //engine:replay_report + //proto:* +
+     //third_party:grpc + //third_party:protobuf + //third_party:cli11 +
      //third_party:absl_hash_map + //third_party:json + //third_party:openssl + $std"
   only "//client's library, which is installed, reaches proto and gRPC only" "//client:moed_client" \
     "//proto:* + //third_party:grpc + //third_party:protobuf + $std"

@@ -46,7 +46,8 @@ TEST_CASE("Help and version exit with 0, and help has examples") {
   CHECK(version.exit_code == 0);
   CHECK(version.out.find("0.1.0") != std::string::npos);
   const std::vector<std::vector<std::string>> commands = {{},        {"status"},  {"explain"}, {"health"},
-                                                          {"smoke"}, {"forward"}, {"bench"},   {"doctor"}};
+                                                          {"smoke"}, {"forward"}, {"bench"},   {"doctor"},
+                                                          {"replay"}};
   for (std::vector<std::string> arguments : commands) {
     arguments.push_back("--help");
     const Finished help = Moectl(arguments);
@@ -65,6 +66,12 @@ TEST_CASE("Unknown names and missing options are refused by name") {
       {{"forward", "--input", kGolden, "--hidden", "0.x"}, {"--layer"}},
       {{"bench"}, {"--layer"}},
       {{"doctor", "--frob"}, {"--frob"}},
+      {{"replay"}, {"FILE"}},
+      {{"replay", "/nowhere"}, {"/nowhere", "wanted a recording"}},
+      {{"replay", kGolden}, {kGolden, "metadata format", "a recorded call"}},
+      {{"replay", kGolden, "--repeat", "0"}, {"--repeat"}},
+      {{"replay", kGolden, "--transport", "carrier"}, {"--transport"}},
+      {{"replay", kGolden, "--also", "nonsense"}, {"nonsense"}},
       {{"doctor", "--timeout", "0"}, {"--timeout"}},
       {Forward({"--hidden", "0.x", "--ids", "0.topk_ids"}), {"--ids", "--weights"}},
       {Forward({"--hidden", "0.x", "--weights", "0.topk_weights"}), {"--weights", "--ids"}},
