@@ -48,6 +48,12 @@ def narrow(values):
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def round_to_bf16(values):
+    """float32 as the nearest bfloat16, ties to even; finite ones and infinities."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def max_relative(got, want):
     """The largest relative error of a row; NaN counts as infinite."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

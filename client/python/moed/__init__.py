@@ -9,10 +9,12 @@ from moed._call import Result, Timing
 from moed.client import Client
 from moed.errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, Internal, InvalidArgument, NotFound,
                          PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
+from moed.quantized import QuantizedHidden, quantize
 from moed.reports import Explanation, Health, Hello, SelfCheck, ServerStatus
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "Result", "Timing", "Error", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal",
-           "InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted", "Unauthenticated", "Unavailable",
-           "Unimplemented", "Unknown", "Explanation", "Health", "Hello", "SelfCheck", "ServerStatus"]
+__all__ = ["Client", "QuantizedHidden", "Result", "Timing", "quantize", "Error", "Cancelled", "DeadlineExceeded",
+           "FailedPrecondition", "Internal", "InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted",
+           "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Explanation", "Health", "Hello", "SelfCheck",
+           "ServerStatus"]

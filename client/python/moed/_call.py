@@ -6,13 +6,14 @@ the server's to check. M is the number of token rows, H the hidden size, E the n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
 from moed import _tensors
 from moed._tensors import invalid
 from moed.errors import Internal
+from moed.quantized import QuantizedHidden
 
 _MAX_TEXT = 128  # bytes of a request_id, as the server takes it
 
@@ -34,8 +35,9 @@ class Timing:
 
 @dataclass
 class Result:
-    """`output` [M, H] is a numpy array or a torch tensor, as the hidden states were, or the caller's `out`. `ids` and `weights`
-    [M, k] are None unless return_routing was set. `transport` is the way that the call took: "rpc", "shared-memory" or "ring"."""
+    """`output` [M, H], with per_slot [M * k, H], is a numpy array or a torch tensor, as the hidden states were, or the caller's
+    `out`. `ids` and `weights` [M, k] are None unless return_routing was set. `transport` is the way that the call took: "rpc",
+    "shared-memory", "ring" or "stream"."""
     output: Any
     backend: str
     scheme: str
@@ -57,10 +59,16 @@ class Call:
     logits: Optional[np.ndarray]   # [M, E] float32
     output_wire: int
     out: Any                       # the caller's; None: there is none
-    output: np.ndarray             # [M, H], its memory or new
+    output: np.ndarray             # [M, H] or [M * k, H], its memory or new
     routed_only: bool
     return_routing: bool
     request_id: str
+    per_slot: bool = False
+
+    @property
+    def asks_routing(self) -> bool:
+        """Whether the server is to send the routing back. Per slot it is the caller's own."""
+        return self.return_routing and not self.per_slot
 
     @property
     def rows(self) -> int:
@@ -71,7 +79,7 @@ class Call:
         return self.hidden.raw.shape[1]
 
     def fill(self, data: Any) -> None:
-        """Copies the output's elements from a buffer of M x H of them."""
+        """Copies the output's elements from a buffer of as many."""
         flat = np.frombuffer(data, self.output.dtype) if self.output.size else self.output.reshape(-1)
         self.output[...] = flat.reshape(self.output.shape)
 
@@ -86,13 +94,15 @@ class Call:
                transport: str) -> Result:
         """`answer` and `timing` have the fields of the messages of these names."""
         output = self.out if self.out is not None else _tensors.give_back(self.output, self.output_wire, self.hidden)
+        if self.return_routing and self.per_slot:
+            ids, weights = self.ids, self.weights
         times = Timing(timing.receive_us, timing.queue_us, timing.compute_us, timing.send_us, timing.batch_rows)
         return Result(output, answer.backend, answer.scheme, answer.generation, times, _tensors.like_torch(ids, self.hidden),
                       _tensors.like_torch(weights, self.hidden), self.request_id, transport)
 
     def result_of_message(self, answer: Any, transport: str) -> Result:
         """The same from a ForwardResponse, with the routing that it has."""
-        if not self.return_routing:
+        if not self.asks_routing:
             return self.result(answer, None, None, answer.timing, transport)
         routing = answer.routing
         ids = np.frombuffer(routing.ids.data, np.int32).copy()
@@ -105,34 +115,51 @@ class Call:
 
 
 def make_call(layer: int, hidden: Any, ids: Any, weights: Any, *, logits: Any, model: str, dtype: Any, output_dtype: Any,
-              out: Any, routed_only: bool, return_routing: bool, request_id: str) -> Call:
+              out: Any, routed_only: bool, return_routing: bool, request_id: str, per_slot: bool = False) -> Call:
     """The call of these arguments, as Client.forward describes them. InvalidArgument when they contradict each other."""
-    view = _tensors.read_hidden(hidden, dtype)
+    view = _read_hidden(hidden, dtype)
     rows, cols = view.raw.shape
+    ids, weights, logits = _read_routing(rows, ids, weights, logits)
+    if per_slot:
+        if ids is None:
+            raise invalid("per_slot", "ids and weights with it", "another routing")
+        rows *= ids.shape[1]
     wire = _output_wire(view, output_dtype, out)
     output = _tensors.empty(rows, cols, wire) if out is None else _tensors.read_output(out, rows, cols, wire)
-    call = Call(_text("model", model, None), _number("layer", layer), view, None, None, None, wire, out, output,
-                bool(routed_only), bool(return_routing), _text("request_id", request_id, _MAX_TEXT))
+    return Call(_text("model", model, None), _number("layer", layer), view, ids, weights, logits, wire, out, output,
+                bool(routed_only), bool(return_routing), _text("request_id", request_id, _MAX_TEXT), bool(per_slot))
+
+
+def _read_hidden(hidden: Any, dtype: Any) -> _tensors.View:
+    if not isinstance(hidden, QuantizedHidden):
+        return _tensors.read_hidden(hidden, dtype)
+    if dtype is not None:
+        raise invalid("dtype", "none beside a QuantizedHidden, which has its own", repr(dtype))
+    return hidden.view()
+
+
+def _read_routing(rows: int, ids: Any, weights: Any, logits: Any) -> Tuple[Any, Any, Any]:
+    """The three as contiguous arrays of int32 and float32; None for what there is not."""
     if (ids is None) != (weights is None):
         raise invalid("ids and weights", "both or neither", "ids alone" if weights is None else "weights alone")
     if ids is not None and logits is not None:
         raise invalid("logits", "none beside ids", "both")
     if ids is not None:
-        call.ids, call.weights = _tensors.read_ids(ids), _tensors.read_floats("weights", weights, "[M, k]")
-        if call.ids.shape != call.weights.shape or call.ids.shape[0] != rows:
-            raise invalid("ids and weights", f"[{rows}, k] both", f"{list(call.ids.shape)} and {list(call.weights.shape)}")
+        ids, weights = _tensors.read_ids(ids), _tensors.read_floats("weights", weights, "[M, k]")
+        if ids.shape != weights.shape or ids.shape[0] != rows:
+            raise invalid("ids and weights", f"[{rows}, k] both", f"{list(ids.shape)} and {list(weights.shape)}")
     if logits is not None:
-        call.logits = _tensors.read_floats("logits", logits, "[M, E]")
-        if call.logits.shape[0] != rows:
-            raise invalid("logits", f"{rows} rows, as hidden has", call.logits.shape[0])
-    return call
+        logits = _tensors.read_floats("logits", logits, "[M, E]")
+        if logits.shape[0] != rows:
+            raise invalid("logits", f"{rows} rows, as hidden has", logits.shape[0])
+    return ids, weights, logits
 
 
 def _output_wire(view: _tensors.View, output_dtype: Any, out: Any) -> int:
     if output_dtype is not None:
         return _tensors.wire_dtype("output_dtype", output_dtype)
     if out is None:
-        return view.wire
+        return view.wire if view.scales is None else _tensors.BF16
     is_uint16 = isinstance(out, np.ndarray) and out.dtype == np.uint16
     return _tensors.dtype_of("out", out, "bf16" if is_uint16 else None)[0]
 

@@ -18,7 +18,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 # Numbers of fields in moe.proto.
 _HIDDEN, _TOP_K, _LOGITS = 3, 4, 5     # of ForwardRequest
 _IDS, _WEIGHTS = 1, 2                  # of TopK
-_DTYPE, _SHAPE, _DATA, _SESSION = 1, 2, 3, 10  # of Tensor
+_DATA = 3                              # of Tensor
 _OUTPUT = 1                            # of ForwardResponse
 
 Parts = List[Any]  # bytes and arrays, one after the other
@@ -42,8 +42,11 @@ def _field(number: int, parts: Parts) -> Parts:
     return [_varint(number << 3 | _BYTES) + _varint(_size(parts)), *parts]
 
 
-def _tensor(wire: int, shape: Sequence[int], data: Optional[np.ndarray], session: Optional[Tuple[bytes, int]] = None) -> Parts:
+def _tensor(wire: int, shape: Sequence[int], data: Optional[np.ndarray], session: Optional[Tuple[bytes, int]] = None,
+            scales: Optional[np.ndarray] = None) -> Parts:
     tensor = _messages.Tensor(dtype=wire, shape=shape)
+    if scales is not None:
+        tensor.scales = scales.tobytes()
     if session is not None:
         tensor.session_memory.key, tensor.session_memory.offset = session
     head = tensor.SerializeToString()
@@ -54,8 +57,8 @@ def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, outpu
     """A ForwardRequest. `hidden` and `output`: key and offset of the memory of a session where they lie, instead of in the
     messages."""
     request = _messages.ForwardRequest(model=call.model, layer=call.layer, output_dtype=call.output_wire,
-                                       routed_only=call.routed_only, return_routing=call.return_routing,
-                                       request_id=call.request_id)
+                                       routed_only=call.routed_only, return_routing=call.asks_routing,
+                                       request_id=call.request_id, per_slot=call.per_slot)
     if output is not None:
         request.output_session_memory.key, request.output_session_memory.offset = output
     parts: Parts = [request.SerializeToString()]
@@ -65,7 +68,8 @@ def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, outpu
     elif call.logits is not None:
         parts += _field(_LOGITS, _tensor(_tensors.F32, call.logits.shape, call.logits))
     raw = call.hidden.raw
-    parts += _field(_HIDDEN, _tensor(call.hidden.wire, raw.shape, np.ascontiguousarray(raw) if hidden is None else None, hidden))
+    parts += _field(_HIDDEN, _tensor(call.hidden.wire, raw.shape, np.ascontiguousarray(raw) if hidden is None else None, hidden,
+                                     call.hidden.scales))
     return b"".join(parts)
 
 

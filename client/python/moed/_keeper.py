@@ -76,6 +76,13 @@ class SessionKeeper:
             if self._session is session:
                 self._session = None
 
+    def leave(self, session: Session) -> None:
+        """Has later calls use another session: a call that ended before its answer came leaves the server in possession of its
+        tensors, for nobody knows how long. Calls under way keep this one, and with the last of them it ends."""
+        with self._lock:
+            if self._session is session:
+                self._session = None
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -23,7 +23,7 @@ SLOTS = 64
 _HEADER_BYTES, _SLOT_BYTES = 192 + 4 * 256, 2048
 _POSTED, _QUEUE = 64, 192              # offsets in the header
 _DONE, _WAITS, _COMPLETION = 512, 516, 576  # offsets in a slot
-_SUBMISSION = struct.Struct("<IIiIII12Q136s136s120x")
+_SUBMISSION = struct.Struct("<IIiIII12Q136s136sQ112x")
 _COMPLETION_FORM = struct.Struct("<iIQ5q64s256s512sq")
 _OPEN_REQUEST = struct.Struct("<IIQQII256s")
 _OPEN_ANSWER = struct.Struct("<IIiI16s16s464s")
@@ -54,6 +54,7 @@ class Submission(NamedTuple):
     used_weights_offset: int
     model: bytes
     request_id: bytes
+    scales_offset: int
 
 
 class Completion(NamedTuple):
@@ -237,10 +238,10 @@ class Session:
                 raise
 
     def _write(self, slot: int, sequence: int, submission: Submission, timeout: Optional[float]) -> None:
-        (flags, layer, routing, hidden_dtype, output_dtype, *numbers, model, request_id) = submission
+        (flags, layer, routing, hidden_dtype, output_dtype, *numbers, model, request_id, scales_offset) = submission
         microseconds = 0 if timeout is None else max(1, int(timeout * 1e6))
         _SUBMISSION.pack_into(self.region.map, _HEADER_BYTES + slot * _SLOT_BYTES, sequence, flags, layer, routing, hidden_dtype,
-                              output_dtype, *numbers, microseconds, model, request_id)
+                              output_dtype, *numbers, microseconds, model, request_id, scales_offset)
 
     def _wait(self, slot: int, sequence: int, timeout: Optional[float]) -> None:
         begin = time.monotonic()

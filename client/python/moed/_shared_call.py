@@ -16,7 +16,7 @@ from moed._encoding import encode_request
 from moed._session import MAX_TEXT, Session, Submission
 
 _GATE, _TOP_K, _LOGITS = 0, 1, 2         # Submission.routing
-_ROUTED_ONLY, _RETURN_ROUTING = 1, 2     # Submission.flags
+_ROUTED_ONLY, _RETURN_ROUTING, _PER_SLOT = 1, 2, 4  # Submission.flags
 _MOST_SLOTS = 256                        # k of no model is larger; what a call without ids of its own makes room for
 
 
@@ -41,7 +41,10 @@ class SharedCall:
             output, self._from = self._new(call.output.shape, call.output.dtype)
         if hidden is None or output is None:
             return False
-        self._hidden, self._output = hidden, output
+        scales = self._in(call.hidden.scales) if call.hidden.scales is not None else 0
+        if scales is None:
+            return False
+        self._hidden, self._output, self._scales = hidden, output, scales
         self._ids = self._weights = self._logits = self._used_ids_at = self._used_weights_at = 0
         self._routing, self._k, self._experts = _GATE, 0, 0
         return self._place_routing()
@@ -57,7 +60,7 @@ class SharedCall:
             self._routing, self._experts = _LOGITS, call.logits.shape[1]
             offsets = [self._in(call.logits)]
             self._logits = offsets[0] or 0
-        if call.return_routing and None not in offsets:
+        if call.asks_routing and None not in offsets:
             self._k = self._k if call.ids is not None else _MOST_SLOTS
             ids_at, self._used_ids = self._new((call.rows * self._k,), np.dtype(np.int32))
             weights_at, self._used_weights = self._new((call.rows * self._k,), np.dtype(np.float32))
@@ -85,10 +88,11 @@ class SharedCall:
 
     def submission(self) -> Submission:
         call = self._call
-        flags = (_ROUTED_ONLY if call.routed_only else 0) | (_RETURN_ROUTING if call.return_routing else 0)
+        flags = ((_ROUTED_ONLY if call.routed_only else 0) | (_RETURN_ROUTING if call.asks_routing else 0) |
+                 (_PER_SLOT if call.per_slot else 0))
         return Submission(flags, call.layer, self._routing, call.hidden.wire, call.output_wire, call.rows, call.cols, self._k,
                           self._experts, self._hidden, self._output, self._ids, self._weights, self._logits, self._used_ids_at,
-                          self._used_weights_at, call.model.encode(), call.request_id.encode())
+                          self._used_weights_at, call.model.encode(), call.request_id.encode(), self._scales)
 
     def run_ring(self, timeout: Optional[float]) -> Optional[Result]:
         """None when no slot of the ring is free. The call's error as an exception."""
@@ -99,7 +103,7 @@ class SharedCall:
             raise errors.make_error(done.code, done.message, done.retry_us / 1e6 if done.retry_us > 0 else None)
         self._take_output()
         ids = weights = None
-        if self._call.return_routing and self._used_ids is not None and self._used_weights is not None:
+        if self._call.asks_routing and self._used_ids is not None and self._used_weights is not None:
             count = self._call.rows * done.top_k
             shape = (self._call.rows, done.top_k)
             ids, weights = self._used_ids[:count].reshape(shape).copy(), self._used_weights[:count].reshape(shape).copy()

@@ -17,7 +17,7 @@ import numpy as np
 
 from moed.errors import InvalidArgument
 
-F32, BF16, F16, I32 = 1, 2, 3, 4  # of moe.v1.DType
+F32, BF16, F16, I32, F8E4M3, I8 = 1, 2, 3, 4, 5, 6  # of moe.v1.DType
 _NAMES = {F32: "f32", BF16: "bf16", F16: "f16"}
 _RAW: Dict[int, Any] = {F32: np.dtype(np.float32), BF16: np.dtype(np.uint16), F16: np.dtype(np.float16)}
 _BY_DTYPE = {_RAW[F32]: F32, _RAW[F16]: F16}
@@ -32,10 +32,11 @@ def invalid(name: str, wanted: str, got: Any) -> InvalidArgument:
 @dataclass
 class View:
     """A tensor of a caller: `raw` is its memory as numpy sees it, of the wire's dtype `wire`; `kind` is "numpy", "ml_dtypes" or
-    "torch"."""
+    "torch". `scales` [M] float32 is there where an element has one byte."""
     wire: int
     raw: np.ndarray
     kind: str
+    scales: Optional[np.ndarray] = None
 
 
 def is_torch(value: Any) -> bool:
@@ -43,7 +44,7 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.str if not value.dtype.isnative else value.dtype.name}"
     return f"a tensor of {value.dtype}" if is_torch(value) else type(value).__name__
@@ -59,13 +60,15 @@ def _of_torch(name: str, tensor: Any) -> np.ndarray:
         plain = tensor.detach()
         if plain.dtype == torch.bfloat16:
             return plain.view(torch.int16).numpy().view(np.uint16)
+        if str(plain.dtype) == "torch.float8_e4m3fn":  # which older ones lack
+            return plain.view(torch.uint8).numpy()
         return plain.numpy()
     except (RuntimeError, TypeError) as error:
-        raise invalid(name, "a dense tensor", f"{_describe(tensor)}: {error}") from None
+        raise invalid(name, "a dense tensor", f"{describe(tensor)}: {error}") from None
 
 
-def _as_array(name: str, value: Any) -> np.ndarray:
-    """Any array of a caller, with bfloat16 of torch as uint16."""
+def as_array(name: str, value: Any) -> np.ndarray:
+    """Any array of a caller, with bfloat16 of torch as uint16 and its float8_e4m3fn as uint8."""
     if is_torch(value):
         return _of_torch(name, value)
     if isinstance(value, np.ndarray):
@@ -75,7 +78,7 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     raise invalid(name, "a numpy array or a torch tensor", type(value).__name__)
 
 
-def _two_dimensions(name: str, array: np.ndarray, wanted: str) -> np.ndarray:
+def two_dimensions(name: str, array: np.ndarray, wanted: str) -> np.ndarray:
     if array.ndim != 2:
         raise invalid(name, f"shape {wanted}", list(array.shape))
     return array
@@ -101,26 +104,26 @@ def dtype_of(name: str, value: Any, said: Any = None) -> Tuple[int, str]:
         kind = "ml_dtypes" if value.dtype.name == "bfloat16" else "numpy"
         wire = BF16 if kind == "ml_dtypes" or (value.dtype == np.uint16 and wanted == BF16) else None
     else:
-        _as_array(name, value)  # names what it is, unless it is an array in another byte order
+        as_array(name, value)  # names what it is, unless it is an array in another byte order
         wire, kind = None, ""
     if wire is None:
-        raise invalid(name, _WANTED, _describe(value))
+        raise invalid(name, _WANTED, describe(value))
     if wanted is not None and wanted != wire:
-        raise invalid(name, f"{_NAMES[wanted]} as dtype says", _describe(value))
+        raise invalid(name, f"{_NAMES[wanted]} as dtype says", describe(value))
     return wire, kind
 
 
 def read_hidden(value: Any, said: Any) -> View:
     """Hidden states [M, H]."""
     wire, kind = dtype_of("hidden", value, said)
-    raw = _as_array("hidden", value)
-    return View(wire, _two_dimensions("hidden", raw.view(_RAW[wire]) if kind == "ml_dtypes" else raw, "[M, H]"), kind)
+    raw = as_array("hidden", value)
+    return View(wire, two_dimensions("hidden", raw.view(_RAW[wire]) if kind == "ml_dtypes" else raw, "[M, H]"), kind)
 
 
 def read_output(value: Any, rows: int, cols: int, wire: int) -> np.ndarray:
     """The memory of the caller's output [rows, cols] of dtype `wire`."""
     got, _ = dtype_of("out", value, "bf16" if isinstance(value, np.ndarray) and value.dtype == np.uint16 else None)
-    raw = _as_array("out", value)
+    raw = as_array("out", value)
     if got != wire or raw.shape != (rows, cols):
         raise invalid("out", f"{_NAMES[wire]} of shape [{rows}, {cols}]", f"{_NAMES[got]} of shape {list(raw.shape)}")
     if not raw.flags.c_contiguous or not raw.flags.writeable:
@@ -131,9 +134,9 @@ def read_output(value: Any, rows: int, cols: int, wire: int) -> np.ndarray:
 
 def read_ids(value: Any) -> np.ndarray:
     """Expert ids [M, k] as contiguous int32; other integers are converted when all of them fit."""
-    raw = _two_dimensions("ids", _as_array("ids", value), "[M, k]")
+    raw = two_dimensions("ids", as_array("ids", value), "[M, k]")
     if raw.dtype.kind not in "iu" or not raw.dtype.isnative:
-        raise invalid("ids", "integers", _describe(value))
+        raise invalid("ids", "integers", describe(value))
     limits = np.iinfo(np.int32)
     if raw.dtype != np.int32 and raw.size and (int(raw.min()) < limits.min or int(raw.max()) > limits.max):
         raise invalid("ids", f"numbers from {limits.min} to {limits.max}", f"some from {int(raw.min())} to {int(raw.max())}")
@@ -143,11 +146,20 @@ def read_ids(value: Any) -> np.ndarray:
 def read_floats(name: str, value: Any, wanted: str) -> np.ndarray:
     """Weights or logits as contiguous float32; float16 and bfloat16 are widened, which is exact, float64 is refused."""
     wire, kind = dtype_of(name, value)
-    raw = _two_dimensions(name, _as_array(name, value), wanted)
+    raw = two_dimensions(name, as_array(name, value), wanted)
     if wire == BF16:
         bits = raw.view(np.uint16)
         return np.ascontiguousarray((bits.astype(np.uint32) << 16).view(np.float32))
     return np.ascontiguousarray(raw, dtype=np.float32)
+
+
+def read_scales(value: Any, rows: int) -> np.ndarray:
+    """A scale for each of `rows` rows, [M] or [M, 1], as contiguous float32 [M]."""
+    dtype_of("scales", value)
+    raw = as_array("scales", value)
+    if raw.shape not in ((rows,), (rows, 1)):
+        raise invalid("scales", f"[{rows}], one for each row of the codes", list(raw.shape))
+    return read_floats("scales", value if raw.ndim == 2 else value[:, None], "[M, 1]").reshape(-1)
 
 
 def empty(rows: int, cols: int, wire: int) -> np.ndarray:
@@ -163,7 +175,7 @@ def give_back(raw: np.ndarray, wire: int, like: View) -> Any:
         return torch.from_numpy(raw)
     if wire != BF16 or (like.kind == "numpy" and like.wire == BF16):
         return raw  # who sends bf16 as uint16 gets it so
-    ml_dtypes = _ml_dtypes()
+    ml_dtypes = find_ml_dtypes()
     return raw if ml_dtypes is None else raw.view(ml_dtypes.bfloat16)
 
 
@@ -194,11 +206,12 @@ def element(dtype: Any) -> np.dtype:
             except TypeError:
                 raise invalid("dtype", "a dtype", repr(dtype)) from None
     wire = wire_dtype("dtype", dtype)
-    ml_dtypes = _ml_dtypes() if wire == BF16 else None
+    ml_dtypes = find_ml_dtypes() if wire == BF16 else None
     return _RAW[wire] if ml_dtypes is None else np.dtype(ml_dtypes.bfloat16)
 
 
-def _ml_dtypes() -> Any:
+def find_ml_dtypes() -> Any:
+    """The package; None where it is not installed."""
     try:
         import ml_dtypes
     except ImportError:

@@ -67,16 +67,17 @@ class AsyncClient:
 
     async def forward(self, layer: int, hidden: Any, ids: Any = None, weights: Any = None, *, logits: Any = None, model: str = "",
                       dtype: Any = None, output_dtype: Any = None, out: Any = None, routed_only: bool = False,
-                      return_routing: bool = False, request_id: str = "", timeout: Optional[float] = None) -> Result:
+                      return_routing: bool = False, per_slot: bool = False, request_id: str = "",
+                      timeout: Optional[float] = None) -> Result:
         """As Client.forward."""
         self._check_open()
         if self._blocking is not None:
             return await self._in_thread(functools.partial(
                 self._blocking.forward, layer, hidden, ids, weights, logits=logits, model=model, dtype=dtype,
-                output_dtype=output_dtype, out=out, routed_only=routed_only, return_routing=return_routing, request_id=request_id,
-                timeout=timeout))
+                output_dtype=output_dtype, out=out, routed_only=routed_only, return_routing=return_routing, per_slot=per_slot,
+                request_id=request_id, timeout=timeout))
         call = make_call(layer, hidden, ids, weights, logits=logits, model=model, dtype=dtype, output_dtype=output_dtype, out=out,
-                         routed_only=routed_only, return_routing=return_routing, request_id=request_id)
+                         routed_only=routed_only, return_routing=return_routing, per_slot=per_slot, request_id=request_id)
         attempts = _connection.Attempts(self._retries, self._timeout_of(timeout), time.monotonic)
         while True:
             try:

@@ -23,6 +23,9 @@ from moed._shared_call import SharedCall, fits_ring
 
 __all__ = ["Client"]
 
+# What may have come from this side of the connection, while the server still works on the call.
+_UNANSWERED = (errors.Cancelled, errors.DeadlineExceeded, errors.Unavailable)
+
 
 def _close(channel: grpc.Channel, sessions: SessionKeeper) -> None:
     sessions.close()
@@ -80,21 +83,25 @@ class Client:
 
     def forward(self, layer: int, hidden: Any, ids: Any = None, weights: Any = None, *, logits: Any = None, model: str = "",
                 dtype: Any = None, output_dtype: Any = None, out: Any = None, routed_only: bool = False,
-                return_routing: bool = False, request_id: str = "", timeout: Optional[float] = None) -> Result:
+                return_routing: bool = False, per_slot: bool = False, request_id: str = "",
+                timeout: Optional[float] = None) -> Result:
         """One forward of layer `layer`.
 
         hidden         [M, H] of float32, float16 or bfloat16: a numpy array or a torch tensor of the host. bfloat16 in numpy is
                        ml_dtypes.bfloat16, or uint16 with dtype="bf16". float32 means float32 arithmetic, the others allow bf16
-                       products.
+                       products. Or a moed.QuantizedHidden, in one byte an element.
         ids, weights   [M, k]: experts of each row, -1 is none, and their final weights, neither normalised nor scaled by the
                        server
         logits         [M, E]: of the router, after its bias; the checkpoint's rule applies. Without ids and logits its own gate
                        routes.
         model          may be "" when the server has one model
-        output_dtype   "f32", "bf16" or "f16", or a dtype of that name; default: that of `out`, else of hidden
+        output_dtype   "f32", "bf16" or "f16", or a dtype of that name; default: that of `out`, else of hidden, bf16 where that
+                       has one byte
         out            where the output goes: [M, H], contiguous; the result's output is this object
         routed_only    leaves out the shared expert
         return_routing sends back the ids and weights that were used
+        per_slot       the output is [M * k, H]: row t * k + j is what slot j of row t adds to the sum, its weight included; zeros
+                       for id -1. Takes ids and weights; the shared expert is left out
         request_id     at most 128 bytes, appears in the server's log
         timeout        seconds; None: the client's; math.inf: no deadline
 
@@ -104,7 +111,7 @@ class Client:
         """
         self._check_open()
         call = make_call(layer, hidden, ids, weights, logits=logits, model=model, dtype=dtype, output_dtype=output_dtype, out=out,
-                         routed_only=routed_only, return_routing=return_routing, request_id=request_id)
+                         routed_only=routed_only, return_routing=return_routing, per_slot=per_slot, request_id=request_id)
         attempts = _connection.Attempts(self._retries, self._timeout_of(timeout), time.monotonic)
         while True:
             try:
@@ -195,7 +202,7 @@ class Client:
         try:
             if self.transport != "shared-memory":
                 return shared.run_ring(timeout)
-            answer, tensor, _ = decode_response(self._send(_connection.FORWARD, shared.request(), timeout))
+            answer, tensor, _ = decode_response(self._send_shared(session, shared.request(), timeout))
             return shared.result_of_message(answer, tensor)
         except errors.Unavailable as error:
             self._sessions.lost(session)
@@ -204,4 +211,12 @@ class Client:
             raise errors.Unavailable(f"server {self.address}: {error.details}", retry_after=error.retry_after) from None
         except errors.NotFound:
             self._sessions.lost(session)  # what the server says of a session that it does not know any more
+            raise
+
+    def _send_shared(self, session: Session, request: bytes, timeout: Optional[float]) -> bytes:
+        try:
+            return self._send(_connection.FORWARD, request, timeout)
+        except BaseException as error:
+            if not isinstance(error, errors.Error) or isinstance(error, _UNANSWERED):
+                self._sessions.leave(session)
             raise
