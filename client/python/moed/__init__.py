@@ -11,10 +11,11 @@ from moed.errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition,
                          PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
 from moed.quantized import QuantizedHidden, quantize
 from moed.reports import Explanation, Health, Hello, SelfCheck, ServerStatus
+from moed.stream import Answer, Stream
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "QuantizedHidden", "Result", "Timing", "quantize", "Error", "Cancelled", "DeadlineExceeded",
-           "FailedPrecondition", "Internal", "InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted",
-           "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Explanation", "Health", "Hello", "SelfCheck",
-           "ServerStatus"]
+__all__ = ["Answer", "Client", "QuantizedHidden", "Result", "Stream", "Timing", "quantize", "Error", "Cancelled",
+           "DeadlineExceeded", "FailedPrecondition", "Internal", "InvalidArgument", "NotFound", "PermissionDenied",
+           "ResourceExhausted", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Explanation", "Health", "Hello",
+           "SelfCheck", "ServerStatus"]

@@ -13,6 +13,7 @@ from moed._keeper import TRANSPORTS
 from moed._tensors import invalid
 
 FORWARD = "/moe.v1.Moe/Forward"
+FORWARD_STREAM = "/moe.v1.Moe/ForwardStream"
 HELLO = "/moe.v1.Moe/Hello"
 STATUS = "/moe.v1.Moe/Status"
 EXPLAIN = "/moe.v1.Moe/Explain"
@@ -21,14 +22,14 @@ HEALTH = "/grpc.health.v1.Health/Check"
 METHODS = (FORWARD, HELLO, STATUS, EXPLAIN, SELF_CHECK, HEALTH)
 PROTOCOL = 1
 
-_MAX_MESSAGE = 256 << 20  # bytes; the server's default
+MAX_MESSAGE = 256 << 20  # bytes; the server's default
 _MAX_FILE = 1 << 20
 _UNIX = "unix:"
 _MAX_UNIX = 107  # bytes of a socket's path that the kernel takes
 
 # A proxy that is meant for web pages must not see a serving stack's internal traffic. A server that starts again is found within
 # two seconds, instead of gRPC's two minutes.
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.max_send_message_length", _MAX_MESSAGE),
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE),
                    ("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100),
                    ("grpc.max_reconnect_backoff_ms", 2000))
 

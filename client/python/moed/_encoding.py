@@ -53,12 +53,14 @@ def _tensor(wire: int, shape: Sequence[int], data: Optional[np.ndarray], session
     return [head] if data is None or data.nbytes == 0 else [head, *_field(_DATA, [data])]
 
 
-def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, output: Optional[Tuple[bytes, int]] = None) -> bytes:
+def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, output: Optional[Tuple[bytes, int]] = None, *,
+                   request_id: Optional[str] = None, timeout: Optional[float] = None) -> bytes:
     """A ForwardRequest. `hidden` and `output`: key and offset of the memory of a session where they lie, instead of in the
-    messages."""
+    messages. `request_id`: instead of the call's. `timeout`: seconds that the message itself has to tell; None: none."""
     request = _messages.ForwardRequest(model=call.model, layer=call.layer, output_dtype=call.output_wire,
                                        routed_only=call.routed_only, return_routing=call.asks_routing,
-                                       request_id=call.request_id, per_slot=call.per_slot)
+                                       request_id=call.request_id if request_id is None else request_id,
+                                       per_slot=call.per_slot, timeout_us=0 if timeout is None else max(1, int(timeout * 1e6)))
     if output is not None:
         request.output_session_memory.key, request.output_session_memory.offset = output
     parts: Parts = [request.SerializeToString()]

@@ -19,6 +19,8 @@ import numpy as np
 from moed import _connection, _reporting, _tensors, errors, reports
 from moed._call import Call, Result, make_call
 from moed._encoding import decode_response, encode_request
+from moed._items import WINDOW, check_way, check_window
+from moed.aio_stream import AsyncStream
 from moed.client import Client
 
 __all__ = ["AsyncClient"]
@@ -87,6 +89,15 @@ class AsyncClient:
                 if delay is None:
                     raise
             await asyncio.sleep(delay)
+
+    def stream(self, *, window: int = WINDOW, timeout: Optional[float] = None) -> AsyncStream:
+        """As Client.stream: `async with`, and `await stream.submit(...)` gives a Future to await."""
+        self._check_open()
+        check_way(self.transport)
+        default = self._timeout_of(timeout)
+        return AsyncStream(self, self._channel.stream_stream(_connection.FORWARD_STREAM)(metadata=self._metadata),
+                           lambda seconds: default if seconds is None else _connection.check_timeout(seconds),
+                           check_window(window))
 
     async def allocate(self, shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarray:
         """As Client.allocate."""

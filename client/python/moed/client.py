@@ -17,9 +17,11 @@ import numpy as np
 from moed import _connection, _messages, _reporting, _tensors, errors, reports
 from moed._call import Call, Result, make_call
 from moed._encoding import decode_response, encode_request
+from moed._items import WINDOW, check_way, check_window
 from moed._keeper import SessionKeeper
 from moed._session import Session
 from moed._shared_call import SharedCall, fits_ring
+from moed.stream import Stream
 
 __all__ = ["Client"]
 
@@ -65,6 +67,7 @@ class Client:
         options = _connection.CHANNEL_OPTIONS
         channel = grpc.secure_channel(address, secure, options) if secure else grpc.insecure_channel(address, options)
         self._methods = {path: channel.unary_unary(path) for path in _connection.METHODS}
+        self._stream_method = channel.stream_stream(_connection.FORWARD_STREAM)
         self._finalizer = weakref.finalize(self, _close, channel, self._sessions)
 
     def close(self) -> None:
@@ -121,6 +124,18 @@ class Client:
                 if delay is None:
                     raise
             time.sleep(delay)
+
+    def stream(self, *, window: int = WINDOW, timeout: Optional[float] = None) -> Stream:
+        """Many forwards over one call, as a context manager: `submit` sends one and returns a Future. Answers come as they
+        finish; up to `window` are under way, of which the server takes 32 at a time. Everything travels in messages, whatever
+        the client's transport, but "ring" and "shared-memory" clients are refused. `timeout`: of each request that says no other;
+        None: the client's. There are no retries. The end of the `with` waits for all answers; an exception in it cancels them.
+        """
+        self._check_open()
+        check_way(self.transport)
+        default = self._timeout_of(timeout)
+        return Stream(self, lambda requests: self._stream_method(requests, metadata=self._metadata),
+                      lambda seconds: default if seconds is None else _connection.check_timeout(seconds), check_window(window))
 
     def allocate(self, shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarray:
         """A new array, not zeroed, in the session's memory where the client has one and that has room, else in ordinary memory:

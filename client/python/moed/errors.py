@@ -113,6 +113,11 @@ def _rebuild(code: grpc.StatusCode, details: str, retry_after: Optional[float]) 
     return make_error(code, details, retry_after)
 
 
+def again(error: Error) -> Error:
+    """The same error to be raised once more, without the traceback of the last time."""
+    return make_error(error.code, error.details, error.retry_after)
+
+
 def retry_delay(metadata: Optional[Iterable[Tuple[str, Union[str, bytes]]]]) -> Optional[float]:
     """Seconds of the RetryInfo in a call's trailing metadata; None without one. What is no google.rpc.Status is ignored."""
     for key, value in metadata or ():
