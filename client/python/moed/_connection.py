@@ -19,7 +19,11 @@ STATUS = "/moe.v1.Moe/Status"
 EXPLAIN = "/moe.v1.Moe/Explain"
 SELF_CHECK = "/moe.v1.Moe/SelfCheck"
 HEALTH = "/grpc.health.v1.Health/Check"
-METHODS = (FORWARD, HELLO, STATUS, EXPLAIN, SELF_CHECK, HEALTH)
+LOAD_MODEL = "/moe.v1.Admin/LoadModel"
+SWAP_MODEL = "/moe.v1.Admin/SwapModel"
+UNLOAD_MODEL = "/moe.v1.Admin/UnloadModel"
+ROLLBACK_MODEL = "/moe.v1.Admin/RollbackModel"
+METHODS = (FORWARD, HELLO, STATUS, EXPLAIN, SELF_CHECK, HEALTH, LOAD_MODEL, SWAP_MODEL, UNLOAD_MODEL, ROLLBACK_MODEL)
 PROTOCOL = 1
 
 MAX_MESSAGE = 256 << 20  # bytes; the server's default

@@ -1,5 +1,5 @@
-"""The calls that ask a server about itself: for each its method, its request, and what its answer becomes. Without any
-transport, so that the blocking and the asyncio client say the same."""
+"""The calls that ask a server about itself, and those that change what it serves: for each its method, its request, and what its
+answer becomes. Without any transport, so that the blocking and the asyncio client say the same."""
 from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Optional
@@ -39,6 +39,26 @@ def explain(model: str, layer: Optional[int]) -> Question:
 def self_check(model: str, layer: Optional[int], tokens: int, seed: int) -> Question:
     request = _fill(_messages.SelfCheckRequest, model=model, layer=layer, tokens=tokens, seed=seed)
     return Question(_connection.SELF_CHECK, request, _reader(_messages.SelfCheckResponse, reports.SelfCheck))
+
+
+def load(model: str, path: str) -> Question:
+    return _change(_connection.LOAD_MODEL, _fill(_messages.LoadModelRequest, model=model, path=path))
+
+
+def swap(model: str, path: str, keep_previous: bool) -> Question:
+    return _change(_connection.SWAP_MODEL, _fill(_messages.SwapModelRequest, model=model, path=path, keep_previous=keep_previous))
+
+
+def unload(model: str) -> Question:
+    return _change(_connection.UNLOAD_MODEL, _fill(_messages.UnloadModelRequest, model=model))
+
+
+def rollback(model: str) -> Question:
+    return _change(_connection.ROLLBACK_MODEL, _fill(_messages.RollbackModelRequest, model=model))
+
+
+def _change(path: str, request: bytes) -> Question:
+    return Question(path, request, _reader(_messages.StatusResponse, reports.ServerStatus))
 
 
 def health(service: str) -> Question:

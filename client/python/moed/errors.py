@@ -13,8 +13,8 @@ import grpc
 from moed import _messages
 
 __all__ = [
-    "Error", "Cancelled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "PermissionDenied", "ResourceExhausted",
-    "FailedPrecondition", "Unimplemented", "Internal", "Unavailable", "Unauthenticated",
+    "Error", "AlreadyExists", "Cancelled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "PermissionDenied",
+    "ResourceExhausted", "FailedPrecondition", "Unimplemented", "Internal", "Unavailable", "Unauthenticated",
 ]
 
 
@@ -62,6 +62,11 @@ class NotFound(Error, LookupError):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class AlreadyExists(Error):
+    """A model of this name is served already."""
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
 class PermissionDenied(Error):
     code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -96,8 +101,8 @@ class Unauthenticated(Error):
 
 
 _CLASSES: Dict[grpc.StatusCode, Type[Error]] = {kind.code: kind for kind in (
-    Cancelled, Unknown, InvalidArgument, DeadlineExceeded, NotFound, PermissionDenied, ResourceExhausted, FailedPrecondition,
-    Unimplemented, Internal, Unavailable, Unauthenticated)}
+    AlreadyExists, Cancelled, Unknown, InvalidArgument, DeadlineExceeded, NotFound, PermissionDenied, ResourceExhausted,
+    FailedPrecondition, Unimplemented, Internal, Unavailable, Unauthenticated)}
 _CODES: Dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _DETAILS_KEY = "grpc-status-details-bin"
 
