@@ -55,22 +55,34 @@ class Answers(unittest.TestCase):
         self.answer.timing.queue_us = -1
         self.answer.output.MergeFromString(tensor(1, np.arange(6, dtype=np.float32).reshape(2, 3)).SerializeToString())
 
-    def test_an_answer_is_read_with_its_output_in_place(self):
-        data = self.answer.SerializeToString()
-        message, head, output = _encoding.decode_response(data)
-        self.assertEqual((message.backend, message.generation, message.timing.queue_us), ("b", 2**63 + 1, -1))
-        self.assertEqual((list(head.shape), head.dtype, head.data), ([2, 3], 1, b""))
-        self.assertEqual(np.frombuffer(output, np.float32).tolist(), [0, 1, 2, 3, 4, 5])
+    def large(self):
+        """The same with an output that is worth to be left where it is."""
+        answer = _messages.ForwardResponse()
+        answer.CopyFrom(self.answer)
+        answer.output.CopyFrom(_messages.Tensor.FromString(tensor(1, np.arange(60000, dtype=np.float32).reshape(2, -1))
+                                                           .SerializeToString()))
+        return answer
+
+    def test_an_answer_is_read_and_a_large_output_left_in_place(self):
+        for answer, cols in ((self.answer, 3), (self.large(), 30000)):
+            data = answer.SerializeToString()
+            message, head, output = _encoding.decode_response(data)
+            self.assertEqual((message.backend, message.generation, message.timing.queue_us), ("b", 2**63 + 1, -1))
+            self.assertEqual((list(head.shape), head.dtype), ([2, cols], 1))
+            self.assertTrue((np.frombuffer(output, np.float32) == np.arange(2 * cols)).all())
         self.assertIs(output.obj, data)
+        self.assertEqual(head.data, b"")
 
     def test_fields_that_a_later_server_adds_are_passed_over(self):
         more = bytes([(60 << 3 | 1) & 0x7F | 0x80, 60 >> 4, *range(8), (61 << 3 | 5) & 0x7F | 0x80, 61 >> 4, *range(4)])
-        message, _, output = _encoding.decode_response(more + self.answer.SerializeToString() + more)
-        self.assertEqual((message.scheme, len(output)), ("s", 24))
+        for answer, size in ((self.answer, 24), (self.large(), 240000)):
+            message, _, output = _encoding.decode_response(more + answer.SerializeToString() + more)
+            self.assertEqual((message.scheme, len(output)), ("s", size))
 
     def test_bytes_that_are_no_answer_are_an_internal_error(self):
-        data = self.answer.SerializeToString()
-        for wrong in (b"\xff" * 20, data[:-1], b"\x0a\x05ab", b"\x0b", data + b"\x12\xff"):
+        data, large = self.answer.SerializeToString(), self.large().SerializeToString()
+        for wrong in (b"\xff" * 20, data[:-1], b"\x0a\x05ab", b"\x0b", data + b"\x12\xff", b"\xff" * 100000, large[:-1],
+                      large + b"\x0a\x05ab", b"\x0b" + large, large + b"\x12\xff"):
             with self.assertRaisesRegex(moed.Internal, "are no ForwardResponse"):
                 _encoding.decode_response(wrong)
 

@@ -37,7 +37,10 @@ class Timing:
 class Result:
     """`output` [M, H], with per_slot [M * k, H], is a numpy array or a torch tensor, as the hidden states were, or the caller's
     `out`. `ids` and `weights` [M, k] are None unless return_routing was set. `transport` is the way that the call took: "rpc",
-    "shared-memory", "ring" or "stream"."""
+    "shared-memory", "ring" or "stream".
+
+    By this client's clock, in microseconds: `client_us` is its own work (checking, copying, encoding), `transport_us` what it
+    waited for the answer beyond the server's own time. Both are 0 on a stream."""
     output: Any
     backend: str
     scheme: str
@@ -47,6 +50,13 @@ class Result:
     weights: Any = None
     request_id: str = ""
     transport: str = "rpc"
+    client_us: float = 0.0
+    transport_us: float = 0.0
+
+    def took(self, seconds: float, waited: float) -> "Result":
+        """Sets the times of a call that took `seconds`, of which `waited` were spent waiting for the answer."""
+        self.client_us, self.transport_us = (seconds - waited) * 1e6, max(0.0, waited * 1e6 - self.timing.total_us)
+        return self
 
 
 @dataclass
@@ -64,6 +74,7 @@ class Call:
     return_routing: bool
     request_id: str
     per_slot: bool = False
+    waited: float = 0.0            # seconds for the answer
 
     @property
     def asks_routing(self) -> bool:
@@ -160,17 +171,20 @@ def _output_wire(view: _tensors.View, output_dtype: Any, out: Any) -> int:
         return _tensors.wire_dtype("output_dtype", output_dtype)
     if out is None:
         return view.wire if view.scales is None else _tensors.BF16
-    is_uint16 = isinstance(out, np.ndarray) and out.dtype == np.uint16
-    return _tensors.dtype_of("out", out, "bf16" if is_uint16 else None)[0]
+    return _tensors.dtype_of_output(out)
 
 
 def _number(name: str, value: Any) -> int:
+    if type(value) is int and 0 <= value < 2**31:  # as nearly always
+        return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -2**31 <= value < 2**31:
         return int(value)
     raise invalid(name, "a number of 32 bits", repr(value))
 
 
 def _text(name: str, value: Any, limit: Optional[int]) -> str:
+    if value == "":
+        return ""
     if not isinstance(value, str):
         raise invalid(name, "a text", type(value).__name__)
     if limit is not None and len(value.encode("utf-8", "surrogatepass")) > limit:

@@ -1,12 +1,14 @@
 """Requests and answers of Forward as bytes, with one copy of each tensor.
 
 Protocol Buffers' own serialisation would copy a tensor into the message and again into the bytes. Here the small fields go
-through it and the tensors are put between them. grpcio copies what it is given once more, and the answer as well; that is its
-own.
+through it and the tensors are put between them; what is before a tensor depends on few things and is kept for the next call. An
+answer of a few KiB is read by Protocol Buffers alone, which takes less time than to save the copy. grpcio copies what it is given
+once more, and the answer as well; that is its own.
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+import functools
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
@@ -21,6 +23,9 @@ _IDS, _WEIGHTS = 1, 2                  # of TopK
 _DATA = 3                              # of Tensor
 _OUTPUT = 1                            # of ForwardResponse
 
+_SMALL = 64 << 10                      # bytes of an answer
+_KEPT = 4096                           # heads; a program has as many as layers by sizes of calls
+
 Parts = List[Any]  # bytes and arrays, one after the other
 
 
@@ -33,46 +38,68 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _size(parts: Sequence[Any]) -> int:
-    return sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
+def _length(number: int, length: int) -> bytes:
+    """Tag and length of a field that holds bytes."""
+    return _varint(number << 3 | _BYTES) + _varint(length)
 
 
-def _field(number: int, parts: Parts) -> Parts:
-    """A field that holds `parts`, with its tag and length."""
-    return [_varint(number << 3 | _BYTES) + _varint(_size(parts)), *parts]
+@functools.lru_cache(maxsize=_KEPT)
+def _head(model: str, layer: int, output_dtype: int, routed_only: bool, return_routing: bool, per_slot: bool) -> bytes:
+    return _messages.ForwardRequest(model=model, layer=layer, output_dtype=output_dtype, routed_only=routed_only,
+                                    return_routing=return_routing, per_slot=per_slot).SerializeToString()
 
 
-def _tensor(wire: int, shape: Sequence[int], data: Optional[np.ndarray], session: Optional[Tuple[bytes, int]] = None,
-            scales: Optional[np.ndarray] = None) -> Parts:
-    tensor = _messages.Tensor(dtype=wire, shape=shape)
-    if scales is not None:
-        tensor.scales = scales.tobytes()
+@functools.lru_cache(maxsize=_KEPT)
+def _before_data(number: int, wire: int, shape: Tuple[int, ...], size: int) -> bytes:
+    """All that is before the `size` bytes of a tensor, which is the field `number`."""
+    head = _messages.Tensor(dtype=wire, shape=shape).SerializeToString() + (_length(_DATA, size) if size > 0 else b"")
+    return _length(number, len(head) + size) + head
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _before_top_k(shape: Tuple[int, ...], size: int) -> Tuple[bytes, bytes]:
+    """What is before the ids, and between them and the weights; each has `size` bytes."""
+    ids, weights = _before_data(_IDS, _tensors.I32, shape, size), _before_data(_WEIGHTS, _tensors.F32, shape, size)
+    return _length(_TOP_K, len(ids) + len(weights) + 2 * size) + ids, weights
+
+
+def _tensor(number: int, wire: int, array: np.ndarray) -> Parts:
+    """A tensor of contiguous `array` in the field `number`."""
+    head = _before_data(number, wire, array.shape, array.nbytes)
+    return [head, array] if array.nbytes > 0 else [head]
+
+
+def _hidden(call: Call, session: Optional[Tuple[bytes, int]]) -> Parts:
+    raw = call.hidden.raw
+    if session is None and call.hidden.scales is None:
+        return _tensor(_HIDDEN, call.hidden.wire, np.ascontiguousarray(raw))
+    tensor = _messages.Tensor(dtype=call.hidden.wire, shape=raw.shape)
+    if call.hidden.scales is not None:
+        tensor.scales = call.hidden.scales.tobytes()
     if session is not None:
         tensor.session_memory.key, tensor.session_memory.offset = session
-    head = tensor.SerializeToString()
-    return [head] if data is None or data.nbytes == 0 else [head, *_field(_DATA, [data])]
+    size = raw.nbytes if session is None else 0
+    head = tensor.SerializeToString() + (_length(_DATA, size) if size > 0 else b"")
+    return [_length(_HIDDEN, len(head) + size) + head] + ([np.ascontiguousarray(raw)] if size > 0 else [])
 
 
 def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, output: Optional[Tuple[bytes, int]] = None, *,
                    request_id: Optional[str] = None, timeout: Optional[float] = None) -> bytes:
     """A ForwardRequest. `hidden` and `output`: key and offset of the memory of a session where they lie, instead of in the
     messages. `request_id`: instead of the call's. `timeout`: seconds that the message itself has to tell; None: none."""
-    request = _messages.ForwardRequest(model=call.model, layer=call.layer, output_dtype=call.output_wire,
-                                       routed_only=call.routed_only, return_routing=call.asks_routing,
-                                       request_id=call.request_id if request_id is None else request_id,
-                                       per_slot=call.per_slot, timeout_us=0 if timeout is None else max(1, int(timeout * 1e6)))
-    if output is not None:
-        request.output_session_memory.key, request.output_session_memory.offset = output
-    parts: Parts = [request.SerializeToString()]
+    name = call.request_id if request_id is None else request_id
+    parts: Parts = [_head(call.model, call.layer, call.output_wire, call.routed_only, call.asks_routing, call.per_slot)]
+    if name or output is not None or timeout is not None:
+        more = _messages.ForwardRequest(request_id=name, timeout_us=0 if timeout is None else max(1, int(timeout * 1e6)))
+        if output is not None:
+            more.output_session_memory.key, more.output_session_memory.offset = output
+        parts.append(more.SerializeToString())
     if call.ids is not None and call.weights is not None:
-        parts += _field(_TOP_K, _field(_IDS, _tensor(_tensors.I32, call.ids.shape, call.ids)) +
-                        _field(_WEIGHTS, _tensor(_tensors.F32, call.weights.shape, call.weights)))
+        before_ids, before_weights = _before_top_k(call.ids.shape, call.ids.nbytes)
+        parts += [before_ids, call.ids, before_weights, call.weights] if call.ids.nbytes > 0 else [before_ids, before_weights]
     elif call.logits is not None:
-        parts += _field(_LOGITS, _tensor(_tensors.F32, call.logits.shape, call.logits))
-    raw = call.hidden.raw
-    parts += _field(_HIDDEN, _tensor(call.hidden.wire, raw.shape, np.ascontiguousarray(raw) if hidden is None else None, hidden,
-                                     call.hidden.scales))
-    return b"".join(parts)
+        parts += _tensor(_LOGITS, _tensors.F32, call.logits)
+    return b"".join(parts + _hidden(call, hidden))
 
 
 def _read_varint(data: memoryview, at: int) -> Tuple[int, int]:
@@ -111,10 +138,13 @@ def _fields(data: memoryview):
 
 
 def decode_response(message: bytes) -> Tuple[Any, Any, memoryview]:
-    """A ForwardResponse: the message without its output, the output without its data, and the data, which lies in `message`.
-    Internal for bytes that are none."""
+    """A ForwardResponse: the message (a large one without its output), the output (without its data), and the data, which of a
+    large one lies in `message`. Internal for bytes that are none."""
     rest, tensor_rest, output = [], [], memoryview(b"")
     try:
+        if len(message) <= _SMALL:
+            answer = _messages.ForwardResponse.FromString(message)
+            return answer, answer.output, memoryview(answer.output.data)
         for number, value, whole in _fields(memoryview(message)):
             if number != _OUTPUT or value is None:
                 rest.append(whole)

@@ -30,6 +30,7 @@ _OPEN_ANSWER = struct.Struct("<IIiI16s16s464s")
 MAX_TEXT = 135  # bytes of a model's name or a request_id
 
 _SPIN = 20e-6      # seconds of looking before a call sleeps: less than in C++, since it holds the interpreter's lock meanwhile
+_IN_VAIN, _EACH = 4, 7  # after so many looks in vain in a row only each so many-th call looks
 _LOOK = 0.1        # how often a waiting call looks whether the server is there
 _ANSWER_TIME = 10  # for the server to open a session, which may mean to pin it
 
@@ -111,7 +112,8 @@ class Session:
         self._lock = threading.Lock()
         self._uses = [_Use() for _ in range(SLOTS)]  # guarded by _lock
         self._any_left = False                       # whether a use is left; guarded by _lock
-        self._may_spin = len(os.sched_getaffinity(0)) > 1
+        # Looks in vain since one that saw its answer; a hint that threads may change at once.
+        self._in_vain = 0 if len(os.sched_getaffinity(0)) > 1 else -1
 
     def _connect(self, path: str, token: str) -> None:
         try:
@@ -246,10 +248,15 @@ class Session:
     def _wait(self, slot: int, sequence: int, timeout: Optional[float]) -> None:
         begin = time.monotonic()
         word = _HEADER_BYTES + slot * _SLOT_BYTES + _DONE
-        if slot == 0 and self._may_spin:  # who holds the lowest slot: one call at a time, the only one where there is one
-            while time.monotonic() - begin < _SPIN:
-                if self._words[word // 4] == sequence:
-                    return
+        if slot == 0 and self._looks(sequence):  # who holds the lowest slot: the only call where there is one at a time
+            words, at, end = self._words, word // 4, begin + _SPIN
+            while words[at] != sequence:
+                if time.monotonic() >= end:
+                    self._in_vain += 1
+                    break
+            else:
+                self._in_vain = 0
+                return
         while True:
             seen = self._words[word // 4]
             if seen == sequence:
@@ -265,6 +272,11 @@ class Session:
                 if self._closed and not self._lost:
                     raise errors.Cancelled("the client was closed")
                 raise errors.Unavailable("the server ended the session")
+
+    def _looks(self, sequence: int) -> bool:
+        """Whether to look for the answer before sleeping: not while answers take longer than a look anyway, be it that they are
+        large or that the server waits for this processor."""
+        return 0 <= self._in_vain < _IN_VAIN or (self._in_vain >= _IN_VAIN and sequence % _EACH == 0)
 
     def _take(self, slot: int, sequence: int) -> Completion:
         at = _HEADER_BYTES + slot * _SLOT_BYTES + _COMPLETION

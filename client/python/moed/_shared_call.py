@@ -6,6 +6,7 @@ from arrays that are not contiguous too, and the output is copied from there.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, List, Optional, Tuple
 
 import numpy as np
@@ -28,12 +29,12 @@ def fits_ring(call: Call) -> bool:
 
 class SharedCall:
     def __init__(self, session: Session, call: Call):
-        self._session, self._call = session, call
+        self._session, self.call = session, call
         self._keep: List[Any] = [call.hidden.raw, call.output]  # what the server may read and write until it has answered
 
     def place(self) -> bool:
         """Puts the call's tensors into the session; False when that has not enough free memory."""
-        call = self._call
+        call = self.call
         self._session.reap()
         hidden, output = self._in(call.hidden.raw), self._session.region.offset_of(call.output)
         self._from: Optional[np.ndarray] = None
@@ -50,7 +51,7 @@ class SharedCall:
         return self._place_routing()
 
     def _place_routing(self) -> bool:
-        call = self._call
+        call = self.call
         offsets: List[Optional[int]] = []
         if call.ids is not None and call.weights is not None:
             self._routing, self._k = _TOP_K, call.ids.shape[1]
@@ -87,7 +88,7 @@ class SharedCall:
         return offset
 
     def submission(self) -> Submission:
-        call = self._call
+        call = self.call
         flags = ((_ROUTED_ONLY if call.routed_only else 0) | (_RETURN_ROUTING if call.asks_routing else 0) |
                  (_PER_SLOT if call.per_slot else 0))
         return Submission(flags, call.layer, self._routing, call.hidden.wire, call.output_wire, call.rows, call.cols, self._k,
@@ -96,29 +97,31 @@ class SharedCall:
 
     def run_ring(self, timeout: Optional[float]) -> Optional[Result]:
         """None when no slot of the ring is free. The call's error as an exception."""
-        done = self._session.run(self.submission(), timeout, self._keep)
+        submission, begin = self.submission(), time.perf_counter()
+        done = self._session.run(submission, timeout, self._keep)
+        self.call.waited = time.perf_counter() - begin
         if done is None:
             return None
         if done.code != 0:
             raise errors.make_error(done.code, done.message, done.retry_us / 1e6 if done.retry_us > 0 else None)
         self._take_output()
         ids = weights = None
-        if self._call.asks_routing and self._used_ids is not None and self._used_weights is not None:
-            count = self._call.rows * done.top_k
-            shape = (self._call.rows, done.top_k)
+        if self.call.asks_routing and self._used_ids is not None and self._used_weights is not None:
+            count = self.call.rows * done.top_k
+            shape = (self.call.rows, done.top_k)
             ids, weights = self._used_ids[:count].reshape(shape).copy(), self._used_weights[:count].reshape(shape).copy()
-        return self._call.result(done, ids, weights, done, "ring")
+        return self.call.result(done, ids, weights, done, "ring")
 
     def request(self) -> bytes:
         """The ForwardRequest of an RPC of this call."""
-        return encode_request(self._call, (self._session.key, self._hidden), (self._session.key, self._output))
+        return encode_request(self.call, (self._session.key, self._hidden), (self._session.key, self._output))
 
     def result_of_message(self, answer: Any, tensor: Any) -> Result:
         """What the RPC's answer comes to; `tensor` is its output."""
-        self._call.check_answer(tensor, self._call.output.nbytes)
+        self.call.check_answer(tensor, self.call.output.nbytes)
         self._take_output()
-        return self._call.result_of_message(answer, "shared-memory")
+        return self.call.result_of_message(answer, "shared-memory")
 
     def _take_output(self) -> None:
         if self._from is not None:
-            np.copyto(self._call.output, self._from)
+            np.copyto(self.call.output, self._from)

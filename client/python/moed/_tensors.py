@@ -21,6 +21,8 @@ F32, BF16, F16, I32, F8E4M3, I8 = 1, 2, 3, 4, 5, 6  # of moe.v1.DType
 _NAMES = {F32: "f32", BF16: "bf16", F16: "f16"}
 _RAW: Dict[int, Any] = {F32: np.dtype(np.float32), BF16: np.dtype(np.uint16), F16: np.dtype(np.float16)}
 _BY_DTYPE = {_RAW[F32]: F32, _RAW[F16]: F16}
+_BY_RAW = {dtype: wire for wire, dtype in _RAW.items()}
+_SAID = {(_RAW[F32], None): F32, (_RAW[F16], None): F16, (_RAW[BF16], "bf16"): BF16}  # the most frequent hidden states
 _WIRE = {"f32": F32, "float32": F32, "f16": F16, "float16": F16, "half": F16, "bf16": BF16, "bfloat16": BF16}
 _WANTED = "float32, float16 or bfloat16 (uint16 with dtype=\"bf16\")"
 
@@ -115,15 +117,27 @@ def dtype_of(name: str, value: Any, said: Any = None) -> Tuple[int, str]:
 
 def read_hidden(value: Any, said: Any) -> View:
     """Hidden states [M, H]."""
+    if type(value) is np.ndarray and value.ndim == 2 and (said is None or said == "bf16"):
+        known = _SAID.get((value.dtype, said))
+        if known is not None:
+            return View(known, value, "numpy")
     wire, kind = dtype_of("hidden", value, said)
     raw = as_array("hidden", value)
     return View(wire, two_dimensions("hidden", raw.view(_RAW[wire]) if kind == "ml_dtypes" else raw, "[M, H]"), kind)
 
 
+def dtype_of_output(value: Any) -> int:
+    """The wire's dtype of a caller's output, where uint16 is bf16."""
+    known = _BY_RAW.get(value.dtype) if type(value) is np.ndarray else None
+    if known is not None:
+        return known
+    return dtype_of("out", value, "bf16" if isinstance(value, np.ndarray) and value.dtype == np.uint16 else None)[0]
+
+
 def read_output(value: Any, rows: int, cols: int, wire: int) -> np.ndarray:
     """The memory of the caller's output [rows, cols] of dtype `wire`."""
-    got, _ = dtype_of("out", value, "bf16" if isinstance(value, np.ndarray) and value.dtype == np.uint16 else None)
-    raw = as_array("out", value)
+    got = dtype_of_output(value)
+    raw = value if type(value) is np.ndarray else as_array("out", value)
     if got != wire or raw.shape != (rows, cols):
         raise invalid("out", f"{_NAMES[wire]} of shape [{rows}, {cols}]", f"{_NAMES[got]} of shape {list(raw.shape)}")
     if not raw.flags.c_contiguous or not raw.flags.writeable:

@@ -72,6 +72,7 @@ class AsyncClient:
                       return_routing: bool = False, per_slot: bool = False, request_id: str = "",
                       timeout: Optional[float] = None) -> Result:
         """As Client.forward."""
+        begin = time.perf_counter()
         self._check_open()
         if self._blocking is not None:
             return await self._in_thread(functools.partial(
@@ -83,12 +84,14 @@ class AsyncClient:
         attempts = _connection.Attempts(self._retries, self._timeout_of(timeout), time.monotonic)
         while True:
             try:
-                return await self._forward(call, attempts.remaining())
+                result = await self._forward(call, attempts.remaining())
+                return result.took(time.perf_counter() - begin, call.waited)
             except errors.Error as error:
                 delay = attempts.delay(error)
                 if delay is None:
                     raise
             await asyncio.sleep(delay)
+            begin = time.perf_counter()
 
     def stream(self, *, window: int = WINDOW, timeout: Optional[float] = None) -> AsyncStream:
         """As Client.stream: `async with`, and `await stream.submit(...)` gives a Future to await."""
@@ -158,7 +161,10 @@ class AsyncClient:
         return question.read(await self._send(question.path, question.request, self._timeout_of(timeout)))
 
     async def _forward(self, call: Call, timeout: Optional[float]) -> Result:
-        answer, tensor, data = decode_response(await self._send(_connection.FORWARD, encode_request(call), timeout))
+        request, begin = encode_request(call), time.perf_counter()
+        message = await self._send(_connection.FORWARD, request, timeout)
+        call.waited = time.perf_counter() - begin
+        answer, tensor, data = decode_response(message)
         call.check_answer(tensor, len(data))
         call.fill(data)
         return call.result_of_message(answer, "rpc")

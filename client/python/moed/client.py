@@ -112,18 +112,24 @@ class Client:
         DeadlineExceeded or Ctrl-C the server may still use such arrays of that call: let go of them instead of using them again,
         their memory comes back when it is through. Raises the classes of moed.errors.
         """
+        begin = time.perf_counter()
         self._check_open()
         call = make_call(layer, hidden, ids, weights, logits=logits, model=model, dtype=dtype, output_dtype=output_dtype, out=out,
                          routed_only=routed_only, return_routing=return_routing, per_slot=per_slot, request_id=request_id)
+        if self._retries == 0:
+            result = self._forward(call, self._timeout_of(timeout))
+            return result.took(time.perf_counter() - begin, call.waited)
         attempts = _connection.Attempts(self._retries, self._timeout_of(timeout), time.monotonic)
         while True:
             try:
-                return self._forward(call, attempts.remaining())
+                result = self._forward(call, attempts.remaining())
+                return result.took(time.perf_counter() - begin, call.waited)
             except errors.Error as error:
                 delay = attempts.delay(error)
                 if delay is None:
                     raise
             time.sleep(delay)
+            begin = time.perf_counter()
 
     def stream(self, *, window: int = WINDOW, timeout: Optional[float] = None) -> Stream:
         """Many forwards over one call, as a context manager: `submit` sends one and returns a Future. Answers come as they
@@ -207,7 +213,10 @@ class Client:
             if self.transport != "auto":
                 raise errors.ResourceExhausted("session: wanted free memory and a free slot for this call, got none; the session "
                                                f"has {session.region.size} bytes")
-        answer, tensor, data = decode_response(self._send(_connection.FORWARD, encode_request(call), timeout))
+        request, begin = encode_request(call), time.perf_counter()
+        message = self._send(_connection.FORWARD, request, timeout)
+        call.waited = time.perf_counter() - begin
+        answer, tensor, data = decode_response(message)
         call.check_answer(tensor, len(data))
         call.fill(data)
         return call.result_of_message(answer, "rpc")
@@ -217,7 +226,7 @@ class Client:
         try:
             if self.transport != "shared-memory":
                 return shared.run_ring(timeout)
-            answer, tensor, _ = decode_response(self._send_shared(session, shared.request(), timeout))
+            answer, tensor, _ = decode_response(self._send_shared(session, shared, timeout))
             return shared.result_of_message(answer, tensor)
         except errors.Unavailable as error:
             self._sessions.lost(session)
@@ -228,9 +237,12 @@ class Client:
             self._sessions.lost(session)  # what the server says of a session that it does not know any more
             raise
 
-    def _send_shared(self, session: Session, request: bytes, timeout: Optional[float]) -> bytes:
+    def _send_shared(self, session: Session, shared: SharedCall, timeout: Optional[float]) -> bytes:
+        request, begin = shared.request(), time.perf_counter()
         try:
-            return self._send(_connection.FORWARD, request, timeout)
+            message = self._send(_connection.FORWARD, request, timeout)
+            shared.call.waited = time.perf_counter() - begin
+            return message
         except BaseException as error:
             if not isinstance(error, errors.Error) or isinstance(error, _UNANSWERED):
                 self._sessions.leave(session)
