@@ -10,7 +10,7 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from moed import _tensors
+from moed import _cuda, _tensors
 from moed._tensors import invalid
 from moed.errors import Internal
 from moed.quantized import QuantizedHidden
@@ -74,6 +74,9 @@ class Call:
     return_routing: bool
     request_id: str
     per_slot: bool = False
+    device: Any = None             # of torch, where the hidden states were and the results go
+    hidden_memory: Optional[_cuda.DeviceMemory] = None  # where they are by CUDA IPC; the arrays of that name have only a shape then
+    output_memory: Optional[_cuda.DeviceMemory] = None
     waited: float = 0.0            # seconds for the answer
 
     @property
@@ -89,27 +92,42 @@ class Call:
     def cols(self) -> int:
         return self.hidden.raw.shape[1]
 
+    @property
+    def on_device(self) -> bool:
+        return self.hidden_memory is not None or self.output_memory is not None
+
     def fill(self, data: Any) -> None:
         """Copies the output's elements from a buffer of as many."""
+        if self.output_memory is not None:
+            return
         flat = np.frombuffer(data, self.output.dtype) if self.output.size else self.output.reshape(-1)
         self.output[...] = flat.reshape(self.output.shape)
 
     def check_answer(self, tensor: Any, data_bytes: int) -> None:
         """Internal unless the answer's output, whose message is `tensor`, is of the shape and dtype asked for."""
-        if tensor.dtype == self.output_wire and tuple(tensor.shape) == self.output.shape and data_bytes == self.output.nbytes:
+        wanted = self.output.nbytes if self.output_memory is None else 0
+        if tensor.dtype == self.output_wire and tuple(tensor.shape) == self.output.shape and data_bytes == wanted:
             return
-        raise Internal(f"output: wanted dtype {self.output_wire}, shape {list(self.output.shape)} and {self.output.nbytes} "
-                       f"bytes, got {tensor.dtype}, {list(tensor.shape)} and {data_bytes}")
+        raise Internal(f"output: wanted dtype {self.output_wire}, shape {list(self.output.shape)} and {wanted} bytes, got "
+                       f"{tensor.dtype}, {list(tensor.shape)} and {data_bytes}")
 
     def result(self, answer: Any, ids: Optional[np.ndarray], weights: Optional[np.ndarray], timing: Any,
                transport: str) -> Result:
         """`answer` and `timing` have the fields of the messages of these names."""
-        output = self.out if self.out is not None else _tensors.give_back(self.output, self.output_wire, self.hidden)
+        output = self.out
+        if output is None:
+            output = self._to_device(_tensors.give_back(self.output, self.output_wire, self.hidden))
+        elif self.output_memory is None and _tensors.device_of(output) is not None:
+            output.copy_(_tensors.give_back(self.output, self.output_wire, _tensors.View(self.output_wire, self.output, "torch")))
         if self.return_routing and self.per_slot:
             ids, weights = self.ids, self.weights
         times = Timing(timing.receive_us, timing.queue_us, timing.compute_us, timing.send_us, timing.batch_rows)
-        return Result(output, answer.backend, answer.scheme, answer.generation, times, _tensors.like_torch(ids, self.hidden),
-                      _tensors.like_torch(weights, self.hidden), self.request_id, transport)
+        return Result(output, answer.backend, answer.scheme, answer.generation, times,
+                      self._to_device(_tensors.like_torch(ids, self.hidden)),
+                      self._to_device(_tensors.like_torch(weights, self.hidden)), self.request_id, transport)
+
+    def _to_device(self, tensor: Any) -> Any:
+        return tensor if self.device is None or tensor is None else tensor.to(self.device)
 
     def result_of_message(self, answer: Any, transport: str) -> Result:
         """The same from a ForwardResponse, with the routing that it has."""
@@ -126,9 +144,11 @@ class Call:
 
 
 def make_call(layer: int, hidden: Any, ids: Any, weights: Any, *, logits: Any, model: str, dtype: Any, output_dtype: Any,
-              out: Any, routed_only: bool, return_routing: bool, request_id: str, per_slot: bool = False) -> Call:
-    """The call of these arguments, as Client.forward describes them. InvalidArgument when they contradict each other."""
-    view = _read_hidden(hidden, dtype)
+              out: Any, routed_only: bool, return_routing: bool, request_id: str, per_slot: bool = False,
+              cuda: Optional[_cuda.Driver] = None) -> Call:
+    """The call of these arguments, as Client.forward describes them; with `cuda` its tensors on a GPU are named by CUDA IPC.
+    InvalidArgument when they contradict each other."""
+    view, hidden_memory = _read_hidden(hidden, dtype, cuda)
     rows, cols = view.raw.shape
     ids, weights, logits = _read_routing(rows, ids, weights, logits)
     if per_slot:
@@ -136,17 +156,46 @@ def make_call(layer: int, hidden: Any, ids: Any, weights: Any, *, logits: Any, m
             raise invalid("per_slot", "ids and weights with it", "another routing")
         rows *= ids.shape[1]
     wire = _output_wire(view, output_dtype, out)
-    output = _tensors.empty(rows, cols, wire) if out is None else _tensors.read_output(out, rows, cols, wire)
+    device = _tensors.device_of(hidden.codes if isinstance(hidden, QuantizedHidden) else hidden)
+    if hidden_memory is not None and out is None and device is not None:
+        out = _cuda.new_tensor(hidden, rows, cols, wire)
+    output, output_memory = _read_out(out, rows, cols, wire, cuda)
+    if per_slot and (hidden_memory is not None or output_memory is not None):
+        raise invalid("per_slot", "tensors of the host, or copied", "CUDA IPC")
     return Call(_text("model", model, None), _number("layer", layer), view, ids, weights, logits, wire, out, output,
-                bool(routed_only), bool(return_routing), _text("request_id", request_id, _MAX_TEXT), bool(per_slot))
+                bool(routed_only), bool(return_routing), _text("request_id", request_id, _MAX_TEXT), bool(per_slot), device,
+                hidden_memory, output_memory)
 
 
-def _read_hidden(hidden: Any, dtype: Any) -> _tensors.View:
-    if not isinstance(hidden, QuantizedHidden):
-        return _tensors.read_hidden(hidden, dtype)
-    if dtype is not None:
-        raise invalid("dtype", "none beside a QuantizedHidden, which has its own", repr(dtype))
-    return hidden.view()
+def _read_hidden(hidden: Any, dtype: Any, cuda: Optional[_cuda.Driver]) -> Tuple[_tensors.View, Optional[_cuda.DeviceMemory]]:
+    if isinstance(hidden, QuantizedHidden):
+        if dtype is not None:
+            raise invalid("dtype", "none beside a QuantizedHidden, which has its own", repr(dtype))
+        return hidden.view(), None
+    if cuda is None or not _cuda.is_on_device(hidden):
+        return _tensors.read_hidden(hidden, dtype), None
+    array = _cuda.read("hidden", hidden)
+    wire = _tensors.wire_dtype("dtype", array.dtype if dtype is None else dtype)
+    if wire != _tensors.wire_dtype("dtype", array.dtype) or (dtype is None and array.needs_saying):
+        raise invalid("hidden", "the dtype that dtype says (uint16 with dtype=\"bf16\")", array.dtype)
+    view = _tensors.View(wire, _tensors.stand_in(*array.shape, wire), "torch" if _tensors.is_torch(hidden) else "numpy")
+    return view, cuda.share("hidden", array)
+
+
+def _read_out(out: Any, rows: int, cols: int, wire: int,
+              cuda: Optional[_cuda.Driver]) -> Tuple[np.ndarray, Optional[_cuda.DeviceMemory]]:
+    """The output's memory on the host, and its place on a GPU where the server writes it there."""
+    if out is None:
+        return _tensors.empty(rows, cols, wire), None
+    if not _cuda.is_on_device(out) or (cuda is None and not _tensors.is_torch(out)):
+        return _tensors.read_output(out, rows, cols, wire), None
+    array = _cuda.read("out", out)
+    if _tensors.wire_dtype("out", array.dtype) != wire or array.shape != (rows, cols):
+        raise invalid("out", f"{_tensors.name_of(wire)} of shape [{rows}, {cols}]", f"{array.dtype} of shape {list(array.shape)}")
+    if cuda is None:  # copied there when the answer is here
+        return _tensors.empty(rows, cols, wire), None
+    memory = cuda.share("out", array)
+    return (_tensors.empty if memory is None else _tensors.stand_in)(rows, cols, wire), memory
 
 
 def _read_routing(rows: int, ids: Any, weights: Any, logits: Any) -> Tuple[Any, Any, Any]:
@@ -171,6 +220,8 @@ def _output_wire(view: _tensors.View, output_dtype: Any, out: Any) -> int:
         return _tensors.wire_dtype("output_dtype", output_dtype)
     if out is None:
         return view.wire if view.scales is None else _tensors.BF16
+    if _cuda.is_on_device(out):
+        return _tensors.wire_dtype("out", _cuda.read("out", out).dtype)
     return _tensors.dtype_of_output(out)
 
 

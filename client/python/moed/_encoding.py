@@ -71,6 +71,10 @@ def _tensor(number: int, wire: int, array: np.ndarray) -> Parts:
 
 def _hidden(call: Call, session: Optional[Tuple[bytes, int]]) -> Parts:
     raw = call.hidden.raw
+    if call.hidden_memory is not None:
+        place = {"cuda_ipc_handle": call.hidden_memory.handle, "offset": call.hidden_memory.offset}
+        head = _messages.Tensor(dtype=call.hidden.wire, shape=raw.shape, device_memory=place).SerializeToString()
+        return [_length(_HIDDEN, len(head)) + head]
     if session is None and call.hidden.scales is None:
         return _tensor(_HIDDEN, call.hidden.wire, np.ascontiguousarray(raw))
     tensor = _messages.Tensor(dtype=call.hidden.wire, shape=raw.shape)
@@ -89,10 +93,12 @@ def encode_request(call: Call, hidden: Optional[Tuple[bytes, int]] = None, outpu
     messages. `request_id`: instead of the call's. `timeout`: seconds that the message itself has to tell; None: none."""
     name = call.request_id if request_id is None else request_id
     parts: Parts = [_head(call.model, call.layer, call.output_wire, call.routed_only, call.asks_routing, call.per_slot)]
-    if name or output is not None or timeout is not None:
+    if name or output is not None or timeout is not None or call.output_memory is not None:
         more = _messages.ForwardRequest(request_id=name, timeout_us=0 if timeout is None else max(1, int(timeout * 1e6)))
         if output is not None:
             more.output_session_memory.key, more.output_session_memory.offset = output
+        if call.output_memory is not None:
+            more.output_memory.cuda_ipc_handle, more.output_memory.offset = call.output_memory
         parts.append(more.SerializeToString())
     if call.ids is not None and call.weights is not None:
         before_ids, before_weights = _before_top_k(call.ids.shape, call.ids.nbytes)

@@ -1,7 +1,8 @@
 """Arrays of callers as plain memory, and back: numpy arrays and torch tensors of the host, without a copy where that can be.
 
 bfloat16, which numpy lacks, is `ml_dtypes.bfloat16` where a caller uses that, else uint16 with dtype="bf16" beside it; inside it
-is always uint16. torch is never imported here: whoever hands over a tensor has done so. Memory of a GPU is refused by name.
+is always uint16. torch is never imported here: whoever hands over a tensor has done so. Inputs in torch's tensors on a GPU are
+copied to the host; other memory of a GPU is refused by name (but see _cuda.py).
 
 Inputs that are not contiguous are copied, in one pass where they are copied anyway; an output must be contiguous and writable.
 Everything wrong is an InvalidArgument that names the argument, what was wanted and what was got.
@@ -46,6 +47,11 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def device_of(value: Any) -> Any:
+    """The torch device of a tensor on a GPU; None for everything else."""
+    return value.device if is_torch(value) and value.device.type == "cuda" else None
+
+
 def describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.str if not value.dtype.isnative else value.dtype.name}"
@@ -55,11 +61,10 @@ def describe(value: Any) -> str:
 def _of_torch(name: str, tensor: Any) -> np.ndarray:
     """The tensor's memory; bfloat16 as uint16."""
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
-        # Sharing it by CUDA IPC is possible on the wire, but this client does not do that yet.
+    if tensor.device.type not in ("cpu", "cuda"):
         raise invalid(name, "memory of the host", f"a tensor on {tensor.device}; .cpu() copies it")
     try:
-        plain = tensor.detach()
+        plain = tensor.detach().cpu()  # which leaves one of the host where it is
         if plain.dtype == torch.bfloat16:
             return plain.view(torch.int16).numpy().view(np.uint16)
         if str(plain.dtype) == "torch.float8_e4m3fn":  # which older ones lack
@@ -159,8 +164,11 @@ def read_ids(value: Any) -> np.ndarray:
 
 def read_floats(name: str, value: Any, wanted: str) -> np.ndarray:
     """Weights or logits as contiguous float32; float16 and bfloat16 are widened, which is exact, float64 is refused."""
-    wire, kind = dtype_of(name, value)
-    raw = two_dimensions(name, as_array(name, value), wanted)
+    wire, _ = dtype_of(name, value)
+    return _widen(wire, two_dimensions(name, as_array(name, value), wanted))
+
+
+def _widen(wire: int, raw: np.ndarray) -> np.ndarray:
     if wire == BF16:
         bits = raw.view(np.uint16)
         return np.ascontiguousarray((bits.astype(np.uint32) << 16).view(np.float32))
@@ -169,15 +177,24 @@ def read_floats(name: str, value: Any, wanted: str) -> np.ndarray:
 
 def read_scales(value: Any, rows: int) -> np.ndarray:
     """A scale for each of `rows` rows, [M] or [M, 1], as contiguous float32 [M]."""
-    dtype_of("scales", value)
+    wire, _ = dtype_of("scales", value)
     raw = as_array("scales", value)
     if raw.shape not in ((rows,), (rows, 1)):
         raise invalid("scales", f"[{rows}], one for each row of the codes", list(raw.shape))
-    return read_floats("scales", value if raw.ndim == 2 else value[:, None], "[M, 1]").reshape(-1)
+    return _widen(wire, raw).reshape(-1)
 
 
 def empty(rows: int, cols: int, wire: int) -> np.ndarray:
     return np.empty((rows, cols), _RAW[wire])
+
+
+def stand_in(rows: int, cols: int, wire: int) -> np.ndarray:
+    """Something of this shape and dtype that has no memory of its own, for a tensor that is elsewhere."""
+    return np.broadcast_to(np.zeros((), _RAW[wire]), (rows, cols))
+
+
+def name_of(wire: int) -> str:
+    return _NAMES[wire]
 
 
 def give_back(raw: np.ndarray, wire: int, like: View) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence, Union
 import grpc
 import numpy as np
 
-from moed import _connection, _messages, _reporting, _tensors, errors, reports
+from moed import _connection, _cuda, _messages, _reporting, _tensors, errors, reports
 from moed._call import Call, Result, make_call
 from moed._encoding import decode_response, encode_request
 from moed._items import WINDOW, check_way, check_window
@@ -37,7 +37,7 @@ def _close(channel: grpc.Channel, sessions: SessionKeeper) -> None:
 class Client:
     def __init__(self, address: str, *, token: Optional[str] = None, tls_ca: Optional[str] = None, tls_cert: Optional[str] = None,
                  tls_key: Optional[str] = None, transport: str = "auto", session_bytes: int = 32 << 20,
-                 timeout: Optional[float] = 60.0, retries: int = 0):
+                 timeout: Optional[float] = 60.0, retries: int = 0, cuda: str = "copy"):
         """A client of the server at `address`: HOST:PORT, [IPV6]:PORT or unix:PATH. The connection is made by the first call,
         and again after it was lost.
 
@@ -52,6 +52,10 @@ class Client:
         timeout        seconds of a call, where the call does not say otherwise; None: no deadline
         retries        further attempts of a forward after UNAVAILABLE and RESOURCE_EXHAUSTED, within its timeout
 
+        cuda           what becomes of tensors on a GPU. "copy": those of torch are copied through the host, others are refused.
+                       "ipc": hidden states and outputs (of torch, or with __cuda_array_interface__) are named to a server of this
+                       host with the same GPU, which reads and writes them there; all in messages
+
         InvalidArgument for what is none of this, NotFound for files that cannot be read, Unimplemented for a transport that this
         machine cannot have.
         """
@@ -62,6 +66,7 @@ class Client:
         self._retries = _connection.check_count("retries", retries)
         self._metadata = _connection.metadata(self._token)
         size = _connection.check_count("session_bytes", session_bytes)
+        self._cuda = _cuda.choose(cuda, transport)
         secure = _connection.credentials(address, tls_ca, tls_cert, tls_key)
         self._sessions = SessionKeeper(transport, size, self._token)
         options = _connection.CHANNEL_OPTIONS
@@ -115,7 +120,8 @@ class Client:
         begin = time.perf_counter()
         self._check_open()
         call = make_call(layer, hidden, ids, weights, logits=logits, model=model, dtype=dtype, output_dtype=output_dtype, out=out,
-                         routed_only=routed_only, return_routing=return_routing, per_slot=per_slot, request_id=request_id)
+                         routed_only=routed_only, return_routing=return_routing, per_slot=per_slot, request_id=request_id,
+                         cuda=self._cuda)
         if self._retries == 0:
             result = self._forward(call, self._timeout_of(timeout))
             return result.took(time.perf_counter() - begin, call.waited)
@@ -204,7 +210,7 @@ class Client:
             self._send(_connection.HELLO, _reporting.hello_request(), timeout)))
 
     def _forward(self, call: Call, timeout: Optional[float]) -> Result:
-        session = self._session(timeout)
+        session = None if call.on_device else self._session(timeout)
         if session is not None and fits_ring(call):
             shared = SharedCall(session, call)
             result = self._forward_shared(session, shared, timeout) if shared.place() else None
