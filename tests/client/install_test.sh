@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # `client/install PREFIX` gives users without Bazel a tree that they can compile, link and run against with g++ and
-# pkg-config. Usage: install_test.sh, in the runfiles of its target.
+# pkg-config, and the example in it calls a moed. Usage: install_test.sh, in the runfiles of its target.
 set -euo pipefail
 
 prefix="$(mktemp -d)/moed"
 errors="$(dirname "$prefix")/errors.txt"
-trap 'rm -rf "$(dirname "$prefix")"' EXIT
+server=
+trap 'kill $server 2>/dev/null || true; rm -rf "$(dirname "$prefix")"' EXIT
 
 fail() {
   echo "FAILED: $*" >&2
@@ -35,5 +36,15 @@ code=0
 "$prefix/forward" 127.0.0.1:1 2>"$errors" || code=$?
 [[ $code -eq 2 ]] || fail "the example without a server: wanted exit code 2, got $code"
 grep -q "UNAVAILABLE: server 127.0.0.1:1" "$errors" || fail "the example without a server: got $(<"$errors")"
+
+socket="unix:$(dirname "$prefix")/s" ready="$(dirname "$prefix")/ready"
+server/moed serve --bench-layer 64 --threads 1 --listen "$socket" --ready-file "$ready" >"$errors" 2>&1 &
+server=$!
+until [[ -s "$ready" ]]; do
+  kill -0 $server 2>/dev/null || fail "moed ended: $(<"$errors")"
+  sleep 0.02
+done
+answer="$("$prefix/forward" "$socket")" || fail "the example with a server"
+[[ "$answer" =~ ^"y[0] = 0.5, by echo in "[0-9]+" us"$ ]] || fail "the example with a server: got $answer"
 
 echo "MOED-TEST-RESULT passed=1 failed=0 skipped=0"
