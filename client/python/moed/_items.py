@@ -32,6 +32,11 @@ def check_window(window: Any) -> int:
     return window
 
 
+def _error(status: Any) -> errors.Error:
+    """Of a CallStatus."""
+    return errors.make_error(status.code, status.message, status.retry_us / 1e6 if status.retry_us > 0 else None)
+
+
 class Items(Generic[Future]):
     def __init__(self) -> None:
         self._items: Dict[str, Item] = {}
@@ -66,12 +71,12 @@ class Items(Generic[Future]):
         failed = answer.HasField("status")
         item = self._items.pop(answer.request_id, None)
         if item is None:
-            raise (errors.make_error(answer.status.code, answer.status.message) if failed else
+            raise (_error(answer.status) if failed else
                    errors.Internal(f"stream: an answer to no request, request_id {answer.request_id!r}"))
         if item.future.done():
             return item.future, None
         if failed:
-            return item.future, errors.make_error(answer.status.code, answer.status.message)
+            return item.future, _error(answer.status)
         try:
             item.call.check_answer(tensor, len(data))
             item.call.fill(data)
