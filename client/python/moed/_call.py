@@ -59,7 +59,7 @@ class Result:
         return self
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     model: str
     layer: int
@@ -106,7 +106,7 @@ class Call:
     def check_answer(self, tensor: Any, data_bytes: int) -> None:
         """Internal unless the answer's output, whose message is `tensor`, is of the shape and dtype asked for."""
         wanted = self.output.nbytes if self.output_memory is None else 0
-        if tensor.dtype == self.output_wire and tuple(tensor.shape) == self.output.shape and data_bytes == wanted:
+        if data_bytes == wanted and tensor.dtype == self.output_wire and tensor.shape == list(self.output.shape):
             return
         raise Internal(f"output: wanted dtype {self.output_wire}, shape {list(self.output.shape)} and {wanted} bytes, got "
                        f"{tensor.dtype}, {list(tensor.shape)} and {data_bytes}")
@@ -117,21 +117,21 @@ class Call:
         output = self.out
         if output is None:
             output = self._to_device(_tensors.give_back(self.output, self.output_wire, self.hidden))
-        elif self.output_memory is None and _tensors.device_of(output) is not None:
+        elif self.output_memory is None and type(output) is not np.ndarray and _tensors.device_of(output) is not None:
             output.copy_(_tensors.give_back(self.output, self.output_wire, _tensors.View(self.output_wire, self.output, "torch")))
         if self.return_routing and self.per_slot:
             ids, weights = self.ids, self.weights
         times = Timing(timing.receive_us, timing.queue_us, timing.compute_us, timing.send_us, timing.batch_rows)
-        return Result(output, answer.backend, answer.scheme, answer.generation, times,
-                      self._to_device(_tensors.like_torch(ids, self.hidden)),
-                      self._to_device(_tensors.like_torch(weights, self.hidden)), self.request_id, transport)
+        if ids is not None:
+            ids, weights = (self._to_device(_tensors.like_torch(one, self.hidden)) for one in (ids, weights))
+        return Result(output, answer.backend, answer.scheme, answer.generation, times, ids, weights, self.request_id, transport)
 
     def _to_device(self, tensor: Any) -> Any:
         return tensor if self.device is None or tensor is None else tensor.to(self.device)
 
     def result_of_message(self, answer: Any, transport: str) -> Result:
         """The same from a ForwardResponse, with the routing that it has."""
-        if not self.asks_routing:
+        if not self.return_routing or self.per_slot:
             return self.result(answer, None, None, answer.timing, transport)
         routing = answer.routing
         ids = np.frombuffer(routing.ids.data, np.int32).copy()
@@ -150,13 +150,16 @@ def make_call(layer: int, hidden: Any, ids: Any, weights: Any, *, logits: Any, m
     InvalidArgument when they contradict each other."""
     view, hidden_memory = _read_hidden(hidden, dtype, cuda)
     rows, cols = view.raw.shape
-    ids, weights, logits = _read_routing(rows, ids, weights, logits)
+    if ids is not None or weights is not None or logits is not None:
+        ids, weights, logits = _read_routing(rows, ids, weights, logits)
     if per_slot:
         if ids is None:
             raise invalid("per_slot", "ids and weights with it", "another routing")
         rows *= ids.shape[1]
     wire = _output_wire(view, output_dtype, out)
-    device = _tensors.device_of(hidden.codes if isinstance(hidden, QuantizedHidden) else hidden)
+    device = None
+    if view.kind == "torch":
+        device = _tensors.device_of(hidden.codes if isinstance(hidden, QuantizedHidden) else hidden)
     if hidden_memory is not None and out is None and device is not None:
         out = _cuda.new_tensor(hidden, rows, cols, wire)
     output, output_memory = _read_out(out, rows, cols, wire, cuda)
@@ -187,7 +190,7 @@ def _read_out(out: Any, rows: int, cols: int, wire: int,
     """The output's memory on the host, and its place on a GPU where the server writes it there."""
     if out is None:
         return _tensors.empty(rows, cols, wire), None
-    if not _cuda.is_on_device(out) or (cuda is None and not _tensors.is_torch(out)):
+    if type(out) is np.ndarray or not _cuda.is_on_device(out) or (cuda is None and not _tensors.is_torch(out)):
         return _tensors.read_output(out, rows, cols, wire), None
     array = _cuda.read("out", out)
     if _tensors.wire_dtype("out", array.dtype) != wire or array.shape != (rows, cols):
@@ -220,7 +223,7 @@ def _output_wire(view: _tensors.View, output_dtype: Any, out: Any) -> int:
         return _tensors.wire_dtype("output_dtype", output_dtype)
     if out is None:
         return view.wire if view.scales is None else _tensors.BF16
-    if _cuda.is_on_device(out):
+    if type(out) is not np.ndarray and _cuda.is_on_device(out):
         return _tensors.wire_dtype("out", _cuda.read("out", out).dtype)
     return _tensors.dtype_of_output(out)
 

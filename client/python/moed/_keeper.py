@@ -22,7 +22,7 @@ class SessionKeeper:
         self._wanted = transport in ("shared-memory", "ring")
         if self._wanted and not _futex.available:
             raise errors.Unimplemented(f"transport {transport}: wanted Linux on x86-64, got another machine")
-        self._never = transport == "rpc" or not _futex.available
+        self.never = transport == "rpc" or not _futex.available  # whether calls travel by messages only
         self._size, self._token, self._clock = size, token, clock
         self._lock = threading.Lock()
         self._session: Optional[Session] = None  # guarded by _lock
@@ -33,7 +33,7 @@ class SessionKeeper:
         """The session; None when calls travel by messages. `hello` asks the server for a HelloResponse; its Unavailable and
         DeadlineExceeded are raised, since a call would fare no better, and where a session was demanded also why there is
         none."""
-        if self._never:
+        if self.never:
             return None
         with self._lock:
             if self._closed:

@@ -32,7 +32,7 @@ def invalid(name: str, wanted: str, got: Any) -> InvalidArgument:
     return InvalidArgument(f"{name}: wanted {wanted}, got {got}")
 
 
-@dataclass
+@dataclass(slots=True)
 class View:
     """A tensor of a caller: `raw` is its memory as numpy sees it, of the wire's dtype `wire`; `kind` is "numpy", "ml_dtypes" or
     "torch". `scales` [M] float32 is there where an element has one byte."""

@@ -210,7 +210,7 @@ class Client:
             self._send(_connection.HELLO, _reporting.hello_request(), timeout)))
 
     def _forward(self, call: Call, timeout: Optional[float]) -> Result:
-        session = None if call.on_device else self._session(timeout)
+        session = None if self._sessions.never or call.on_device else self._session(timeout)
         if session is not None and fits_ring(call):
             shared = SharedCall(session, call)
             result = self._forward_shared(session, shared, timeout) if shared.place() else None
