@@ -16,7 +16,8 @@ constexpr size_t kBytesPerHelper = size_t{224} << 10;  // a thread takes some 30
 
 int CopyHelpers::For(size_t bytes) { return static_cast<int>(std::min(bytes / kBytesPerHelper, size_t{kMost})); }
 
-void CopyHelpers::Start(int threads) {
+void CopyHelpers::Start(int threads, std::chrono::microseconds linger) {
+  linger_ = linger;
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this] {
       pthread_setname_np(pthread_self(), "copy");  // as `top -H` shows it
@@ -78,8 +79,17 @@ std::shared_ptr<SharedCopy> CopyHelpers::TakeOffer() {
   return copy;
 }
 
+void CopyHelpers::Look(std::unique_lock<std::mutex>* lock, std::chrono::microseconds limit) {
+  ++looking_;
+  lock->unlock();
+  LookOut(work_, limit);
+  lock->lock();
+  --looking_;
+}
+
 void CopyHelpers::ThreadMain() {
   std::unique_lock<std::mutex> lock(mutex_);
+  bool helped = false;  // since it last slept or looked in vain
   while (!closed_) {
     std::shared_ptr<SharedCopy> copy = TakeOffer();
     if (copy != nullptr) {
@@ -87,19 +97,19 @@ void CopyHelpers::ThreadMain() {
       copy->TakePart();
       copy.reset();  // perhaps the last that held it
       lock.lock();
+      helped = true;
+      continue;
+    }
+    if (std::exchange(helped, false) && linger_.count() > 0) {
+      Look(&lock, linger_);
       continue;
     }
     ++sleeping_;
     wake_.wait(lock, [this] { return closed_ || called_ > 0; });
     --sleeping_;
     if (closed_) return;
-    const bool next = --called_ > 0;
-    ++looking_;
-    lock.unlock();
-    if (next) wake_.notify_one();
-    LookOut(work_);
-    lock.lock();
-    --looking_;
+    if (--called_ > 0) wake_.notify_one();
+    Look(&lock, kLookOut);
   }
 }
 

@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kQuietLimit(500);
 constexpr std::chrono::milliseconds kStreamLimit(100);  // for streams, such as reflection, that do not end by themselves
 constexpr std::chrono::milliseconds kCancelTime(100);   // for cancelled calls to leave the process
 constexpr std::chrono::milliseconds kHealthInterval(200);  // between two looks at the device
-constexpr std::chrono::microseconds kRingSpin(50), kLinger(300);
+constexpr std::chrono::microseconds kRingSpin(50), kRingLinger(300), kLinger(2000);
 constexpr int kSpareProcessors = 8;  // from which threads that look out are in nobody's way
 constexpr int kMinPingIntervalMs = 5000;                // clients may keep idle connections alive by pings this often
 
@@ -108,19 +108,19 @@ std::string AutoSocket(const std::vector<std::string>& listen) {
   return absl::StrCat("/tmp/moed-", getpid(), ".session");
 }
 
-// How long threads look out for a client's next call after the last. Where a GPU computes and processors are many, for as long as the
-// rest of a model's layer takes; where processors compute, not at all.
-std::chrono::microseconds Linger(const Engine& engine) {
+// How long threads look out for a client's next call after the last. Where a GPU computes and processors are many, for `longest`, as long
+// as the rest of a model's layer takes; where processors compute, not at all.
+std::chrono::microseconds Linger(const Engine& engine, std::chrono::microseconds longest) {
   const HostStatus host = engine.Host();
   const bool spare = engine.UsesGpu() && host.processors >= kSpareProcessors && host.cpu_quota == 0;
-  return spare ? kLinger : std::chrono::microseconds(0);
+  return spare ? longest : std::chrono::microseconds(0);
 }
 
 // Looking at a ring costs a processor; a thread that a quota counts should sleep.
 std::chrono::microseconds RingSpin(const Engine& engine) {
   const HostStatus host = engine.Host();
   const std::chrono::microseconds usual = host.processors > 1 && host.cpu_quota == 0 ? kRingSpin : std::chrono::microseconds(0);
-  return std::max(usual, Linger(engine));
+  return std::max(usual, Linger(engine, kRingLinger));
 }
 
 constexpr int64_t kBatchRows = 1024;  // so many amortise the weights that a run reads
@@ -164,9 +164,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   const int at_once = engine->CallsAtOnce();
   server->queue_.Start(at_once, [engine, at_once] {
     if (at_once == 1) engine->PinComputeThread();  // several would take one processor in turns
-  }, Linger(*engine));
+  }, Linger(*engine, kLinger));
   if (engine->UsesGpu()) {
-    server->helpers_.Start(HelpersOf(engine->Host()));
+    server->helpers_.Start(HelpersOf(engine->Host()), Linger(*engine, kLinger));
     server->StartDeviceWatch();
   }
   return server;
