@@ -8,10 +8,10 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def main(patterns):
+def main(patterns, folder=HERE):
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{pattern}*" for pattern in patterns] or None
-    suite = loader.discover(str(HERE), "test_*.py", str(HERE))
+    suite = loader.discover(str(folder), "test_*.py", str(folder))
     result = unittest.TextTestRunner(sys.stdout, verbosity=2).run(suite)
     for test, reason in result.skipped:
         print(f"SKIP {test.id()}: {reason}")
