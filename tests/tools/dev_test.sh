@@ -22,7 +22,7 @@ refused() {
   fi
 }
 
-commands="build, demo, test, sanitize, fuzz, soak, bench, install, image, check-deploy, help"
+commands="build, demo, test, test-models, sanitize, fuzz, soak, bench, install, image, check-deploy, help"
 refused "wanted a command, got none; commands: $commands"
 refused "unknown command \"frob\"; commands: $commands" frob
 refused "unknown command \"--frob\"; commands: $commands" --frob
@@ -35,6 +35,10 @@ refused 'test: wanted one FILTER, got "a" and "b"' test a b
 refused 'test: --models: wanted a folder, got nothing' test a --models
 refused 'test: --models: wanted a folder, got "no/such"' test --models no/such
 refused 'test: --models: wanted a folder, got "no/such"' test --models=no/such
+refused 'test-models: unknown option "--frob"; options: --models DIR' test-models --frob
+refused 'test-models: wanted one FILTER, got "a" and "b"' test-models a b
+refused 'test-models: --models: wanted a folder, got nothing' test-models --models
+refused 'test-models: --models: wanted a folder of checkpoints with eval.txt, got "no/such"' test-models a --models=no/such
 refused 'sanitize: unknown option "--models"' sanitize --models x
 refused 'sanitize: wanted one FILTER, got "a" and "b"' sanitize a b
 targets="safetensors index config weights wire text"
