@@ -75,8 +75,8 @@ check_rules() {
   only "//engine:recorded_call and replay_report reach safetensors, absl's hash map and json only" \
     "//engine:recorded_call + //engine:replay_report" \
     "//engine:safetensors + //third_party:absl_hash_map + //third_party:json + $std"
-  only "//engine reaches //kernels, absl's hash map, json and spdlog only" "//engine:*" \
-    "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + $std + $cuda"
+  only "//engine reaches //kernels, absl's hash map, json, spdlog and OpenSSL's hashes only" "//engine:*" \
+    "//kernels/... + //third_party:absl_hash_map + //third_party:json + //third_party:spdlog + //third_party:openssl + $std + $cuda"
   direct "//engine reaches kernels through //kernels:backends only" "//engine:*"
   only "//proto reaches gRPC and protobuf only" "//proto:*" "//third_party:grpc + //third_party:protobuf + $std"
   only "//proto:ring reaches std only" "filter('^//proto:ring', //proto:*)" "//third_party:pthread"
