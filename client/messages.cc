@@ -231,6 +231,7 @@ absl::StatusOr<ForwardResult> ResultOf(const ForwardCall& call, const moe::v1::F
   result.backend = response.backend();
   result.scheme = response.scheme();
   result.generation = response.generation();
+  result.weights_id = response.weights_id();
   const moe::v1::Timing& timing = response.timing();
   result.timing = {timing.receive_us(), timing.queue_us(), timing.compute_us(), timing.send_us(),
                    timing.batch_rows()};

@@ -149,6 +149,7 @@ struct ForwardResult {
   std::string backend;      // that ran the routed experts
   std::string scheme;       // that it executed
   uint64_t generation = 0;  // of the weights
+  uint64_t weights_id = 0;  // the number that the first 16 digits of ModelStatus::weights_hash are; 0: the model has no weights
   Timing timing;
 
   int64_t top_k = 0;           // with return_routing: k

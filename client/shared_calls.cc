@@ -153,6 +153,7 @@ absl::StatusOr<ForwardResult> SharedCall::Take(const ring::Completion& completio
   result.backend = TextOf(completion.backend, sizeof(completion.backend));
   result.scheme = TextOf(completion.scheme, sizeof(completion.scheme));
   result.generation = completion.generation;
+  result.weights_id = completion.weights_id;
   result.timing = {completion.receive_us, completion.queue_us, completion.compute_us, completion.send_us,
                    completion.batch_rows};
   if (!call_.return_routing) return result;

@@ -216,6 +216,7 @@ absl::Status Engine::ForwardReady(const Model& model, const LoadedLayer& layer, 
   info->backend = layer.choice.backend->Name();
   info->scheme = Describe(layer.routed->ExecutedScheme());
   info->generation = model.generation();
+  info->weights_id = model.weights_id();
   info->batch_rows = call.hidden.rows;
   if (layer.lanes == nullptr) return ForwardInTurn(model, layer, call, out, info);
   const absl::Status failure = KnownFailure();

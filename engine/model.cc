@@ -348,7 +348,10 @@ ExplainReport Model::report() const {
 void Model::FinishLoad(const absl::Status& status) {
   tensors_.clear();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (status.ok() && !hashes_.empty()) weights_hash_ = JoinHashes(hashes_);
+  if (status.ok() && !hashes_.empty()) {
+    weights_hash_ = JoinHashes(hashes_);
+    weights_id_.store(WeightsId(weights_hash_));
+  }
   state_ = status.ok() ? LayerState::kReady : LayerState::kFailed;
   if (status.ok()) return;
   error_ = Text(status);

@@ -74,6 +74,8 @@ class Model {
   // Of the experts' tensors of layer number `index` in load order, as stored.
   uint64_t file_bytes(int index) const { return layers_[index]->plan.file_bytes; }
   uint64_t generation() const { return generation_.load(); }
+  // Of the hash of its weights, once it is loaded (weights_hash.h); 0: it has none.
+  uint64_t weights_id() const { return weights_id_.load(std::memory_order_relaxed); }
   // Before the model is served, or served again.
   void SetGeneration(uint64_t generation) { generation_.store(generation); }
 
@@ -123,6 +125,7 @@ class Model {
   std::vector<std::unique_ptr<LoadedLayer>> layers_;
   std::vector<std::string> notes_;
   std::atomic<uint64_t> generation_{1};
+  std::atomic<uint64_t> weights_id_{0};
   bool on_gpu_ = false;
   std::vector<std::vector<NamedTensor>> tensors_;  // of each layer, while it is loaded
   std::vector<std::string> hashes_;                // of those that are

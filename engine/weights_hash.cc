@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -84,6 +85,12 @@ std::string JoinHashes(std::span<const std::string> layers) {
   Sha256 hash;
   for (const std::string& layer : layers) hash.Add(std::string_view(layer));
   return absl::BytesToHexString(hash.Take()).substr(0, kDigits);
+}
+
+uint64_t WeightsId(const std::string& hash) {
+  uint64_t id = 0;
+  std::from_chars(hash.data(), hash.data() + std::min<size_t>(hash.size(), 16), id, 16);
+  return id;
 }
 
 }  // namespace moed

@@ -8,6 +8,7 @@
 #ifndef MOED_ENGINE_WEIGHTS_HASH_H_
 #define MOED_ENGINE_WEIGHTS_HASH_H_
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,9 @@ absl::StatusOr<std::string> HashTensors(std::span<const NamedTensor> tensors);
 
 // 32 hexadecimal digits for a model, of the hashes of its layers in their order.
 std::string JoinHashes(std::span<const std::string> layers);
+
+// The number that the first 16 digits of a model's hash are, which is in every answer.
+uint64_t WeightsId(const std::string& hash);
 
 }  // namespace moed
 

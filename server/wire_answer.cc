@@ -43,6 +43,7 @@ void EndAnswer(const ForwardInfo& info, int64_t rows, v1::ForwardResponse* answe
   answer->set_backend(info.backend);
   answer->set_scheme(info.scheme);
   answer->set_generation(info.generation);
+  answer->set_weights_id(info.weights_id);
   answer->mutable_timing()->set_compute_us(info.compute_us);
   answer->mutable_timing()->set_batch_rows(info.batch_rows);
   if (!info.want_routing) return;

@@ -111,6 +111,7 @@ absl::Status CheckUsedRouting(const ring::Submission& submission, std::span<cons
 ring::Completion ToCompletion(const ForwardInfo& info, const v1::Timing& timing) {
   ring::Completion completion = {};
   completion.generation = info.generation;
+  completion.weights_id = info.weights_id;
   completion.top_k = info.want_routing ? static_cast<uint32_t>(info.top_k) : 0;
   completion.receive_us = timing.receive_us();
   completion.queue_us = timing.queue_us();

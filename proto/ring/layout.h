@@ -71,7 +71,8 @@ struct Completion {
   int64_t batch_rows;    // of the run that computed it
   char backend[64];
   char scheme[256];
-  char message[512];     // of an error, cut
+  char message[504];     // of an error, cut
+  uint64_t weights_id;   // as ForwardResponse
   int64_t retry_us;      // of an error: how long to wait before the call is posted again; 0: not told
 };
 static_assert(sizeof(Completion) == 896);

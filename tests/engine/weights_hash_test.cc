@@ -73,6 +73,32 @@ TEST_CASE("Other weights have another hash: of an expert, a scale, a gate, which
   CHECK(HashOf(swapped) != hash);
 }
 
+TEST_CASE("Answers tell whose weights they are of by the first 16 digits of the hash, merged ones too") {
+  TempDir dir;
+  REQUIRE(TwoLayers(ExpertFormat::kGptq).Write(dir.path()).ok());
+  EngineOptions options;
+  options.threads = 1;
+  options.device = ThisDevice();
+  Engine engine(options, LinkedBackends());
+  REQUIRE(engine.Plan("m", dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  const uint64_t want = std::stoull(engine.Status()[0].weights_hash.substr(0, 16), nullptr, 16);
+  const std::vector<float> x(2 * 64, 0.25f);
+  std::vector<ForwardPart> parts(2);
+  std::vector<std::vector<float>> outs(2, std::vector<float>(2 * 64));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].call.layer = 1;
+    parts[i].call.hidden = {x.data(), DType::kF32, 2, 64};
+    parts[i].out = {outs[i].data(), DType::kF32, 2, 64};
+  }
+  engine.Forward("m", parts);
+  for (const ForwardPart& part : parts) {
+    CHECK(part.status.ok());
+    CHECK(part.info.batch_rows == 4);
+    CHECK(part.info.weights_id == want);
+  }
+}
+
 TEST_CASE("What a model's MoE layers do not use does not count") {
   CheckpointBuilder builder = TwoLayers(ExpertFormat::kGptq);
   const std::string hash = HashOf(builder);

@@ -61,7 +61,9 @@ class Server:
     def __init__(self, *paths, options=()):
         self.folder = tempfile.mkdtemp(prefix="moed-", dir="/tmp")  # short: a socket's path has 107 bytes
         self.address, self._ready = f"unix:{self.folder}/s", pathlib.Path(self.folder, "ready")
-        self._command = [PROGRAM, "serve", "--listen", self.address, "--ready-file", str(self._ready), *options]
+        self.admin_address = f"unix:{self.folder}/a"
+        self._command = [PROGRAM, "serve", "--listen", self.address, "--ready-file", str(self._ready), "--admin-listen",
+                         self.admin_address, *options]
         for path in paths:
             self._command += ["--model", str(path)]
         self.start()
@@ -76,6 +78,11 @@ class Server:
                 raise AssertionError(pathlib.Path(self.folder, "log").read_text())
             return self._ready.exists()
         wait_for(is_ready, "moed")
+
+    def start_with(self, path):
+        """Starts with another checkpoint in place of the last."""
+        self._command[-1] = str(path)
+        self.start()
 
     def kill(self):
         self._process.send_signal(signal.SIGKILL)

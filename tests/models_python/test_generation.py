@@ -5,7 +5,7 @@ import threading
 import torch
 
 import moed
-from models_support import DEEPSEEK, MODELS, UNQUANTIZED, ModelCase, Server, generate, load
+from models_support import DEEPSEEK, MODELS, SHARED_QUANTIZED, UNQUANTIZED, ModelCase, Server, generate, load
 from moed.transformers import from_pretrained_without_experts
 
 COUNT = 200
@@ -80,6 +80,27 @@ class Restarts(ModelCase):
             thread.join()
         self.assertEqual(got, want)
         self.assertGreater(len(restarts), 0)
+
+    def test_server_that_comes_back_with_other_weights_is_an_exception(self):
+        for transport in ("auto", "rpc"):
+            with self.subTest(transport):
+                def restart():
+                    self.own.kill()
+                    self.own.start_with(f"{DEEPSEEK}={MODELS / SHARED_QUANTIZED}")
+                self.own.kill()
+                self.own.start_with(f"{DEEPSEEK}={MODELS / DEEPSEEK}")
+                model = self.model(transport, retries=100)
+                self.assert_refused(moed.FailedPrecondition, ("layer 1", "weights"),
+                                    lambda: generate(model, 60, stopping_criteria=[AtToken(20, restart)]))
+
+    def test_weights_that_are_swapped_are_an_exception_unless_they_are_the_same(self):
+        def swap(name):
+            with moed.Admin(self.own.admin_address) as admin:
+                admin.swap(DEEPSEEK, str(MODELS / name))
+        want = generate(load(DEEPSEEK), 60)
+        self.assertEqual(generate(self.model(), 60, stopping_criteria=[AtToken(20, lambda: swap(DEEPSEEK))]), want)
+        self.assert_refused(moed.FailedPrecondition, ("layer 1", "weights"),
+                            lambda: generate(self.model(), 60, stopping_criteria=[AtToken(20, lambda: swap(SHARED_QUANTIZED))]))
 
     def test_server_that_stays_away_is_an_exception_within_the_calls_time(self):
         model = self.model(retries=1000, timeout=1.0)

@@ -83,6 +83,7 @@ class Transports(ServerCase):
             self.assertIn("int4", result.scheme)
             self.assertTrue(result.backend.startswith("cpu_"))
             self.assertEqual((result.generation, result.request_id, result.timing.batch_rows), (1, "läuft", 48))
+            self.assertEqual(f"{result.weights_id:016x}", client.hello().models[0].weights_hash[:16])
             self.assertGreater(result.timing.total_us, 0)
             self.assertIsNone(result.ids)
 

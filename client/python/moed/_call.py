@@ -40,7 +40,10 @@ class Result:
     "shared-memory", "ring" or "stream".
 
     By this client's clock, in microseconds: `client_us` is its own work (checking, copying, encoding), `transport_us` what it
-    waited for the answer beyond the server's own time. Both are 0 on a stream."""
+    waited for the answer beyond the server's own time. Both are 0 on a stream.
+
+    `weights_id` tells whose weights answered: the number that the first 16 digits of ModelHello.weights_hash are, whatever
+    restarts and changes there were. 0 for a model without weights."""
     output: Any
     backend: str
     scheme: str
@@ -52,6 +55,7 @@ class Result:
     transport: str = "rpc"
     client_us: float = 0.0
     transport_us: float = 0.0
+    weights_id: int = 0
 
     def took(self, seconds: float, waited: float) -> "Result":
         """Sets the times of a call that took `seconds`, of which `waited` were spent waiting for the answer."""
@@ -124,7 +128,8 @@ class Call:
         times = Timing(timing.receive_us, timing.queue_us, timing.compute_us, timing.send_us, timing.batch_rows)
         if ids is not None:
             ids, weights = (self._to_device(_tensors.like_torch(one, self.hidden)) for one in (ids, weights))
-        return Result(output, answer.backend, answer.scheme, answer.generation, times, ids, weights, self.request_id, transport)
+        return Result(output, answer.backend, answer.scheme, answer.generation, times, ids, weights, self.request_id, transport,
+                      weights_id=answer.weights_id)
 
     def _to_device(self, tensor: Any) -> Any:
         return tensor if self.device is None or tensor is None else tensor.to(self.device)

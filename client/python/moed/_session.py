@@ -24,7 +24,7 @@ _HEADER_BYTES, _SLOT_BYTES = 192 + 4 * 256, 2048
 _POSTED, _QUEUE = 64, 192              # offsets in the header
 _DONE, _WAITS, _COMPLETION = 512, 516, 576  # offsets in a slot
 _SUBMISSION = struct.Struct("<IIiIII12Q136s136sQ112x")
-_COMPLETION_FORM = struct.Struct("<iIQ5q64s256s512sq")
+_COMPLETION_FORM = struct.Struct("<iIQ5q64s256s504sQq")
 _OPEN_REQUEST = struct.Struct("<IIQQII256s")
 _OPEN_ANSWER = struct.Struct("<IIiI16s16s464s")
 MAX_TEXT = 135  # bytes of a model's name or a request_id
@@ -70,6 +70,7 @@ class Completion(NamedTuple):
     backend: str
     scheme: str
     message: str
+    weights_id: int
     retry_us: int
 
 
@@ -280,11 +281,11 @@ class Session:
 
     def _take(self, slot: int, sequence: int) -> Completion:
         at = _HEADER_BYTES + slot * _SLOT_BYTES + _COMPLETION
-        *numbers, backend, scheme, message, retry_us = _COMPLETION_FORM.unpack_from(self.region.map, at)
+        *numbers, backend, scheme, message, weights_id, retry_us = _COMPLETION_FORM.unpack_from(self.region.map, at)
         with self._lock:
             use = self._uses[slot]
             use.busy, use.keep = False, None
-        return Completion._make((*numbers, _text(backend), _text(scheme), _text(message), retry_us))
+        return Completion._make((*numbers, _text(backend), _text(scheme), _text(message), weights_id, retry_us))
 
     def _leave(self, slot: int, sequence: int) -> None:
         """Nobody waits for this use of the slot any more; nothing when it is over."""

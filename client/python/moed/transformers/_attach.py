@@ -67,7 +67,7 @@ def attach(model: torch.nn.Module, client: Client, *, model_name: str = "", rout
     for block in blocks:
         remote = RemoteMoe(client, served.name, block, keep_router=router == "model",
                            keep_shared=bool(block.family.shared) and shared == "model",
-                           wire=None if wire is None else DTYPES[wire], timeout=timeout)
+                           wire=None if wire is None else DTYPES[wire], timeout=timeout, weights_hash=served.weights_hash)
         remote.train(block.module.training)
         model.set_submodule(block.path, remote)
     handle = Attached(client.address, served.name, [block.layer for block in blocks], stay, router, shared if has_shared else "",

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from moed import Client
+from moed.errors import FailedPrecondition
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -67,17 +68,19 @@ class RemoteMoe(torch.nn.Module):
     and the server's does. Likewise the shared expert: it runs here and the server leaves it out, or the server's part of the
     layer has it. Hidden states are rounded to `wire` on their way, where it is set; the answer has that dtype as well.
 
-    Raises RuntimeError in a forward that records gradients, which a server does not have, and what Client.forward raises: a call
-    gives the whole layer or an exception.
+    Raises RuntimeError in a forward that records gradients, which a server does not have, FailedPrecondition when other weights
+    answered than the server had when this was attached, and what Client.forward raises: a call gives the whole layer or an
+    exception.
     """
 
     def __init__(self, client: Client, model_name: str, block: Block, *, keep_router: bool, keep_shared: bool,
-                 wire: Optional[torch.dtype], timeout: Optional[float]):
+                 wire: Optional[torch.dtype], timeout: Optional[float], weights_hash: str):
         super().__init__()
         self.layer = block.layer
         self.hidden_size, self.num_experts, self.top_k = block.sizes
         self._client, self._model_name, self._family = client, model_name, block.family
         self._wire, self._timeout = wire, timeout
+        self._weights_id = int(weights_hash[:16], 16) if weights_hash else 0  # as in Result
         self._keep_router, self._keep_shared = keep_router, keep_shared
         if keep_router:
             self.add_module(block.family.router, block.router)
@@ -100,6 +103,10 @@ class RemoteMoe(torch.nn.Module):
         routing = () if ids is None or weights is None else (ids, weights.float())
         result = self._client.forward(self.layer, sent, *routing, model=self._model_name, routed_only=self._keep_shared,
                                       timeout=self._timeout)
+        if result.weights_id != self._weights_id:
+            raise FailedPrecondition(f"{self._client.address}, model \"{self._model_name}\", layer {self.layer}: wanted an answer of "
+                                     f"weights {self._weights_id:016x}, as when this model was attached, got one of "
+                                     f"{result.weights_id:016x}")
         output: torch.Tensor = result.output
         return output.to(flat.device, flat.dtype)
 
