@@ -59,8 +59,8 @@ set_up_environment() {
 install_pins() {
   echo "test-models: getting torch and transformers from PyPI, some 2.8 GB, into $environment (log: $log)"
   rm -rf "$environment"
-  { python3 -m venv "$environment" && "$environment/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
-    --only-binary :all: --require-hashes --requirement "$pins"; } >"$log" 2>&1 ||
+  { python3 -m venv "$environment" && "$environment/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir \
+    --retries 10 --timeout 60 --no-deps --only-binary :all: --require-hashes --requirement "$pins"; } >"$log" 2>&1 ||
     fail 2 "test-models: torch and transformers could not be had; the output is in $log and ends with" "$(tail -n 5 "$log")"
   cp "$pins" "$environment/pins.txt"
 }
