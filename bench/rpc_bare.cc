@@ -159,6 +159,15 @@ absl::StatusOr<std::unique_ptr<Echo>> Echo::Start(const std::string& path, bool 
   }
 }
 
+namespace {
+
+// As every call of a client that does not wait for ever: a deadline is a timer on either side.
+void SetDeadline(grpc::ClientContext* context) {
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+}
+
+}  // namespace
+
 absl::StatusOr<double> Echo::Call(size_t bytes) {
   impl_->payload.resize(bytes, 'x');
   const auto begin = steady_clock::now();
@@ -166,6 +175,7 @@ absl::StatusOr<double> Echo::Call(size_t bytes) {
   const grpc::ByteBuffer request(&slice, 1);
   grpc::ByteBuffer response;
   grpc::ClientContext context;
+  SetDeadline(&context);
   std::promise<grpc::Status> done;
   impl_->stub->UnaryCall(&context, kBytesMethod, grpc::StubOptions(), &request, &response,
                          [&done](grpc::Status status) { done.set_value(std::move(status)); });
@@ -182,6 +192,7 @@ absl::StatusOr<double> Echo::CallMessage(size_t bytes) {
   moe::v1::Tensor request, response;
   request.set_data(impl_->payload.data(), bytes);
   grpc::ClientContext context;
+  SetDeadline(&context);
   std::promise<grpc::Status> done;
   impl_->message_stub->UnaryCall(&context, kMessageMethod, grpc::StubOptions(), &request, &response,
                                  [&done](grpc::Status status) { done.set_value(std::move(status)); });

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "kernels/backends.h"
 #include "server/allocator.h"
 #include "server/commands.h"
@@ -36,6 +37,9 @@ void SendLibraryLogsToSpdlog() {
   });
 }
 
+// Debian builds abseil so that each lock of gRPC's is looked up in a graph, under one lock for all threads, to report cycles.
+void SwitchOffLockReports() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
+
 int Print(const std::string& text) { return std::fputs(text.c_str(), stdout) < 0 ? 2 : 0; }
 
 int Run(const moed::CommandLine& command) {
@@ -55,6 +59,7 @@ int Run(const moed::CommandLine& command) {
 
 int main(int argc, char** argv) {
   moed::SetUpAllocator();
+  SwitchOffLockReports();
   SendLibraryLogsToSpdlog();
   spdlog::set_level(spdlog::level::off);  // only serve logs; the other commands own their stdout
   const absl::StatusOr<moed::CommandLine> command =
