@@ -1,15 +1,20 @@
 // The command replay: calls that a server recorded, sent to one or two running servers and compared with the recording and each
 // other.
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/moectl.h"
 #include "engine/recorded_call.h"
 #include "engine/replay_report.h"
@@ -25,6 +30,7 @@ struct ReplayOptions {
   int repeat = 1;
   int worst = 5;
   std::string transport = "auto";
+  std::string backends, checkpoint;  // given: by moed, in one process
 };
 
 struct Target {
@@ -187,14 +193,36 @@ int RunReplay(const Globals& globals, const ReplayOptions& options) {
   return replayer.report().passed() ? kExitOk : kExitCheckFailed;
 }
 
+// Becomes `moed replay`, since the kernels are in that program: the one beside this, else on PATH. Returns when there is none.
+int BecomeMoed(const Globals& globals, const ReplayOptions& options) {
+  std::vector<std::string> words = {"moed", "replay"};
+  words.insert(words.end(), options.files.begin(), options.files.end());
+  words.insert(words.end(), {"--checkpoint", options.checkpoint, "--backends", options.backends, "--repeat", absl::StrCat(options.repeat),
+                             "--worst", absl::StrCat(options.worst)});
+  if (options.layer) words.insert(words.end(), {"--layer", absl::StrCat(*options.layer)});
+  if (options.bound) words.insert(words.end(), {"--bound", absl::StrFormat("%.17g", *options.bound)});
+  if (!globals.model.empty()) words.insert(words.end(), {"--model", globals.model});
+  if (globals.json) words.push_back("--json");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::error_code error;
+  const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) execv((own.parent_path() / "moed").c_str(), argv.data());
+  execvp("moed", argv.data());
+  return Fail(absl::NotFoundError("--backends: wanted the program moed beside moectl or on PATH, got neither"));
+}
+
 constexpr char kExamples[] = R"(Examples:
   moectl replay recordings
+  moectl replay recordings --backends cpu_amx,cpu_avx2 --checkpoint /models/big
   moectl --server unix:/run/moed.sock replay recordings --layer 3 --bound 0.01
   moectl --server old:50061 replay recordings --also new:50061 --repeat 20 --json
 
 Sends calls that `moed serve --record` recorded, one after the other, and compares the answers with the recorded ones; with --also
 to two servers in turn, whose answers are compared with each other as well. An error is that of a row, ||y - ref|| / ||ref||; times
-are this client's. Calls go to the model that was recorded, or to that of --model. `moed replay` compares backends without a server.
+are this client's. Calls go to the model that was recorded, or to that of --model. --backends needs no server: it is `moed replay`, which
+has more options.
 Exit code 1 when an error is above --bound.)";
 
 }  // namespace
@@ -216,8 +244,14 @@ void AddReplay(CLI::App& app, const Globals& globals, Run* run) {
   command->add_option("--transport", options->transport, "auto, rpc, shared-memory or ring")
       ->check(CLI::IsMember({"auto", "rpc", "shared-memory", "ring"}))
       ->capture_default_str();
+  CLI::Option* backends = command->add_option("--backends", options->backends, "compare these backends, in one process");
+  CLI::Option* checkpoint = command->add_option("--checkpoint", options->checkpoint, "with --backends: whose calls they are");
+  backends->needs(checkpoint)->excludes("--also")->excludes("--transport");
+  checkpoint->needs(backends);
   command->footer(kExamples);
-  command->callback([&globals, run, options] { *run = [&globals, options] { return RunReplay(globals, *options); }; });
+  command->callback([&globals, run, options] { *run = [&globals, options] {
+    return options->backends.empty() ? RunReplay(globals, *options) : BecomeMoed(globals, *options);
+  }; });
 }
 
 }  // namespace moed::client

@@ -308,6 +308,41 @@ TEST_CASE("Unknown backends, layers that a checkpoint lacks, and files that are 
   CHECK_THAT(error(Replay(dir.File("seven.safetensors"), {})), Contains("seven.safetensors") && Contains("has no MoE layer 7"));
 }
 
+TEST_CASE("moectl replay with --backends is moed replay of the program beside it") {
+  TempDir dir;
+  const std::string recordings = dir.MakeDir("recordings"), both = dir.MakeDir("both"), alone = dir.MakeDir("alone");
+  Record(recordings);
+  for (const std::string& folder : {both, alone}) fs::copy_file(kMoectl, folder + "/moectl");
+  fs::create_symlink(fs::absolute(kMoed), both + "/moed");
+  const auto run = [&](const std::string& folder, std::vector<std::string> more) {
+    std::vector<std::string> words = {folder + "/moectl", "--json", "replay", recordings};
+    words.insert(words.end(), more.begin(), more.end());
+    return RunToEnd(words);
+  };
+  const std::vector<std::string> backends = {"--backends", "cpu_generic", "--checkpoint", Model(), "--layer", "1", "--worst", "2"};
+  const Finished done = run(both, backends);
+  INFO(done.err);
+  REQUIRE(done.exit_code == 0);
+  const Json report = Json::parse(done.out);
+  CHECK(report["subjects"][1]["name"] == "cpu_generic");
+  CHECK(report["subjects"][1]["worst"].size() == 2);
+  CHECK(report["subjects"][1]["max_error"] < 0.01);
+  std::vector<std::string> strict = backends;
+  strict.insert(strict.end(), {"--bound", "1e-9"});
+  CHECK(run(both, strict).exit_code == 1);
+
+  const auto error = [&](const Finished& finished) {
+    CHECK(finished.exit_code == 2);
+    return finished.FirstError();
+  };
+  CHECK_THAT(error(run(alone, backends)), Contains("wanted the program moed beside moectl or on PATH"));
+  CHECK_THAT(error(run(both, {"--backends", "cpu_generic"})), Contains("--checkpoint"));
+  CHECK_THAT(error(run(both, {"--checkpoint", Model()})), Contains("--backends"));
+  std::vector<std::string> also = backends;
+  also.insert(also.end(), {"--also", "unix:/tmp/x"});
+  CHECK_THAT(error(run(both, also)), Contains("--also"));
+}
+
 TEST_CASE("Recordings that do not go together are refused with what differs, and one model of several can be picked") {
   TempDir dir;
   const std::string recordings = dir.MakeDir("recordings"), mixed = dir.MakeDir("mixed");

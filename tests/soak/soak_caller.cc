@@ -93,6 +93,11 @@ void SoakCaller::Reconnect() {
       client::MoeClient::Connect(address, {.own_connection = true, .transport = transport_, .session_bytes = kSessionBytes});
   if (!client.ok()) return report_->Problem(Seen::kError, absl::StrCat("connect: ", client.status().ToString()));
   client_ = *std::move(client);
+  // Waiting for the connection, since gRPC 1.51 can take one that is under way for a failed one: it looks at the errno of connect()
+  // after calls that may have set another.
+  if (const auto hello = client_->Hello({.wait_for_ready = true}); !hello.ok()) {
+    return report_->Problem(Seen::kError, absl::StrCat("connect: ", hello.status().ToString()));
+  }
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(256 << 20);
@@ -100,6 +105,7 @@ void SoakCaller::Reconnect() {
   stub_ = moe::v1::Moe::NewStub(channel);
   generic_ = std::make_unique<grpc::GenericStub>(channel);
   grpc::ClientContext context;
+  context.set_wait_for_ready(true);
   moe::v1::HelloRequest request;
   moe::v1::HelloResponse response;
   request.set_protocol(1);
