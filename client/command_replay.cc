@@ -197,8 +197,8 @@ int RunReplay(const Globals& globals, const ReplayOptions& options) {
 int BecomeMoed(const Globals& globals, const ReplayOptions& options) {
   std::vector<std::string> words = {"moed", "replay"};
   words.insert(words.end(), options.files.begin(), options.files.end());
-  words.insert(words.end(), {"--checkpoint", options.checkpoint, "--backends", options.backends, "--repeat", absl::StrCat(options.repeat),
-                             "--worst", absl::StrCat(options.worst)});
+  words.insert(words.end(), {"--checkpoint", options.checkpoint, "--backends", options.backends, "--repeat",
+                             absl::StrCat(options.repeat), "--worst", absl::StrCat(options.worst)});
   if (options.layer) words.insert(words.end(), {"--layer", absl::StrCat(*options.layer)});
   if (options.bound) words.insert(words.end(), {"--bound", absl::StrFormat("%.17g", *options.bound)});
   if (!globals.model.empty()) words.insert(words.end(), {"--model", globals.model});
@@ -221,8 +221,8 @@ constexpr char kExamples[] = R"(Examples:
 
 Sends calls that `moed serve --record` recorded, one after the other, and compares the answers with the recorded ones; with --also
 to two servers in turn, whose answers are compared with each other as well. An error is that of a row, ||y - ref|| / ||ref||; times
-are this client's. Calls go to the model that was recorded, or to that of --model. --backends needs no server: it is `moed replay`, which
-has more options.
+are this client's. Calls go to the model that was recorded, or to that of --model. --backends needs no server: it is `moed
+replay`, which has more options.
 Exit code 1 when an error is above --bound.)";
 
 }  // namespace

@@ -40,8 +40,8 @@ enum class DType { kF32, kBf16, kF16, kF8E4m3, kI8 };
 size_t ElementBytes(DType dtype);
 // "f32", "bf16", "f16", "f8e4m3", "i8".
 const char* DTypeName(DType dtype);
-// [rows, columns] values in one byte an element: each row's scale is its largest magnitude by the code's (448 or 127), 1 for a row of
-// zeros; values are rounded to the nearest code. `dtype` is kF8E4m3 or kI8.
+// [rows, columns] values in one byte an element: each row's scale is its largest magnitude by the code's (448 or 127), 1 for a
+// row of zeros; values are rounded to the nearest code. `dtype` is kF8E4m3 or kI8.
 struct PackedRows {
   std::vector<uint8_t> codes;
   std::vector<float> scales;  // [rows]
@@ -57,8 +57,8 @@ std::vector<uint8_t> FromFloats(DType dtype, std::span<const float> values);
 // with another allocator.
 void TuneAllocator();
 
-// How calls travel. In a session of shared memory the server reads hidden states and writes outputs in place (on a GPU server without
-// a copy by any processor), which takes a client of the same host that may open the server's session socket.
+// How calls travel. In a session of shared memory the server reads hidden states and writes outputs in place (on a GPU server
+// without a copy by any processor), which takes a client of the same host that may open the server's session socket.
 enum class Transport {
   kAuto,  // kRing where the server offers sessions and can be reached there, else kRpc; the same for single calls that do not fit
   kRpc,   // all in the message
@@ -92,8 +92,8 @@ struct CallOptions {
   bool wait_for_ready = false;
 };
 
-// How long the server said to wait before the call is sent again, which is safe for every call but those of AdminClient; nothing where
-// it said nothing.
+// How long the server said to wait before the call is sent again, which is safe for every call but those of AdminClient;
+// nothing where it said nothing.
 std::optional<std::chrono::microseconds> RetryAfter(const absl::Status& status);
 
 // A tensor of hidden states, [rows, columns]; data is rows x columns x ElementBytes(dtype) bytes and stays the caller's.
@@ -111,8 +111,9 @@ struct ForwardCall {
   int32_t layer = 0;  // as in the checkpoint's tensor names
   HiddenView hidden;  // [M, H]
   std::span<const float> hidden_scales;  // [M], where hidden has one byte an element
-  // What keeps the memory of hidden.data (Buffer::owner, or the caller's own), where a message may be sent from it without a copy; the
-  // memory must be left alone until the owner is not shared any more, which may be after a call that failed. Null: it is copied.
+  // What keeps the memory of hidden.data (Buffer::owner, or the caller's own), where a message may be sent from it without a
+  // copy; the memory must be left alone until the owner is not shared any more, which may be after a call that failed. Null: it
+  // is copied.
   std::shared_ptr<const void> hidden_owner;
 
   int64_t top_k = 0;               // k, columns of ids and weights
@@ -160,8 +161,8 @@ struct ForwardResult {
   std::vector<float> Floats() const;
 };
 
-// Memory for tensors of calls, from a session where the client has one: what lies there is not copied on its way to the server. Given
-// back with the object, which may outlive the client. Aligned to 64 bytes.
+// Memory for tensors of calls, from a session where the client has one: what lies there is not copied on its way to the server.
+// Given back with the object, which may outlive the client. Aligned to 64 bytes.
 class Buffer {
  public:
   Buffer(Buffer&&) noexcept;
@@ -336,9 +337,9 @@ class MoeClient {
   absl::StatusOr<SelfCheckResult> SelfCheck(const std::string& model = "", std::optional<int32_t> layer = {},
                                             int32_t tokens = 0, uint64_t seed = 0, const CallOptions& options = {});
 
-  // Changes of what the server serves (see service Admin of moe.proto); each returns when it is made, with the server's models as they
-  // are then. Loading takes minutes: give the call a long deadline, or none. When it passes, or the program ends, the change ends and
-  // the same weights are served as before. `path` is on the server's machine.
+  // Changes of what the server serves (see service Admin of moe.proto); each returns when it is made, with the server's models
+  // as they are then. Loading takes minutes: give the call a long deadline, or none. When it passes, or the program ends, the
+  // change ends and the same weights are served as before. `path` is on the server's machine.
   absl::StatusOr<ServerStatus> LoadModel(const std::string& model, const std::string& path, const CallOptions& options = {});
   // `keep_previous`: the old weights stay in memory, for a rollback at once.
   absl::StatusOr<ServerStatus> SwapModel(const std::string& model, const std::string& path, bool keep_previous = false,

@@ -197,19 +197,19 @@ class Engine {
   // is called after each layer from the calling thread. On an error the model is kFailed and the error is returned.
   absl::Status Load(const std::string& name, const std::function<void(const LoadProgress&)>& progress);
 
-  // Changes of what is served, while calls come. Each loads beside what is there, with threads of its own, checks the loaded layers as
-  // Load does, and only then flips: a call is computed wholly by the old or by the new weights, and every answer tells which by its
-  // generation. It returns when no call uses the old weights any more and their memory is free. After an error, and when `go_on`
-  // (may be empty), which is asked after each layer, returns one, the same weights are served as before. One change at a time:
-  // FAILED_PRECONDITION while another is under way.
+  // Changes of what is served, while calls come. Each loads beside what is there, with threads of its own, checks the loaded
+  // layers as Load does, and only then flips: a call is computed wholly by the old or by the new weights, and every answer
+  // tells which by its generation. It returns when no call uses the old weights any more and their memory is free. After an
+  // error, and when `go_on` (may be empty), which is asked after each layer, returns one, the same weights are served as
+  // before. One change at a time: FAILED_PRECONDITION while another is under way.
   using GoOn = std::function<absl::Status(const LoadProgress&)>;
   // Adds a model. Errors as Plan and Load.
   absl::Status Add(const std::string& name, const std::string& path, const GoOn& go_on);
   // Replaces the weights of a model by those of `path`; shapes may differ. `keep`: the old ones stay in memory for
   // Rollback; those that were kept before are freed first. RESOURCE_EXHAUSTED with needed and free bytes when both do not fit.
   absl::Status Swap(const std::string& name, const std::string& path, bool keep, const GoOn& go_on);
-  // Takes back the last Swap: at once where the old weights were kept, else by loading their path again. FAILED_PRECONDITION when there
-  // was none.
+  // Takes back the last Swap: at once where the old weights were kept, else by loading their path again. FAILED_PRECONDITION
+  // when there was none.
   absl::Status Rollback(const std::string& name, const GoOn& go_on);
   // Removes a model, its kept weights included.
   absl::Status Remove(const std::string& name);
@@ -246,8 +246,8 @@ class Engine {
   // shared_cache.h).
   absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShared(const std::string& model, int layer, const SharedHandle& handle);
 
-  // Pins memory that the caller has mapped, while the returned object lives, for layers on the accelerator to read and write without
-  // a copy. Null where no layer is on one, or the system refuses: calls work all the same.
+  // Pins memory that the caller has mapped, while the returned object lives, for layers on the accelerator to read and write
+  // without a copy. Null where no layer is on one, or the system refuses: calls work all the same.
   std::shared_ptr<void> PinForCalls(std::span<std::byte> memory);
 
   // Whether a planned layer is on a GPU.

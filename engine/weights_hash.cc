@@ -75,7 +75,8 @@ absl::StatusOr<std::string> HashTensors(std::span<const NamedTensor> tensors) {
   Sha256 hash;
   for (const NamedTensor& tensor : tensors) {
     const TensorInfo& info = *tensor.ref.info;
-    hash.Add(absl::StrCat(tensor.name.size(), " ", std::string(tensor.name), " ", StDtypeName(info.dtype), " ", ShapeText(info.shape)));
+    hash.Add(absl::StrCat(tensor.name.size(), " ", std::string(tensor.name), " ", StDtypeName(info.dtype), " ",
+                          ShapeText(info.shape)));
     if (absl::Status status = AddSamples(tensor.ref, &hash); !status.ok()) return status;
   }
   return hash.Take();

@@ -2,8 +2,8 @@
 // shapes of every tensor that the model's MoE layers use, and of samples of their bytes.
 //
 // Samples, since reading all bytes once more, or hashing them as they come, would cost a fifth of a load; training and quantizing
-// change nearly every tensor all over, so what differs differs here. A file that was damaged in a few places need not. It is the same
-// for every backend and device, and for servers that hold other experts of the same checkpoint.
+// change nearly every tensor all over, so what differs differs here. A file that was damaged in a few places need not. It is
+// the same for every backend and device, and for servers that hold other experts of the same checkpoint.
 // Threads: the functions are pure.
 #ifndef MOED_ENGINE_WEIGHTS_HASH_H_
 #define MOED_ENGINE_WEIGHTS_HASH_H_

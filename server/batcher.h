@@ -6,11 +6,11 @@
 // small ones pass between.
 // Groups share the device by what was run for them: the one that had least is next. A run counts as its rows and kRunCost more,
 // since it reads weights whatever their number. A group that comes after it had nothing to do starts level with the others: it is
-// owed nothing for that time. So between two runs of a group that has work every other gets what the first of them counted for, and at
-// most one run more.
-// Nobody runs in vain: a work whose deadline passed or whose caller is gone is handed back as dead instead. So is one that has less
-// time left than twice what the next run of its group will take, by what its runs took lately, while another waits there that has the
-// time. Without that, a queue that is longer than deadlines allow has each call run when it is just too late for it.
+// owed nothing for that time. So between two runs of a group that has work every other gets what the first of them counted for,
+// and at most one run more. Nobody runs in vain: a work whose deadline passed or whose caller is gone is handed back as dead
+// instead. So is one that has less time left than twice what the next run of its group will take, by what its runs took lately,
+// while another waits there that has the time. Without that, a queue that is longer than deadlines allow has each call run when
+// it is just too late for it.
 // Threads: one at a time.
 #ifndef MOED_SERVER_BATCHER_H_
 #define MOED_SERVER_BATCHER_H_
@@ -82,8 +82,8 @@ class Batcher {
 
   bool Alone(const Part& part) const;
   TimePoint DueOf(const Group& group) const;
-  // The deadline that a work of the group has to have to be through with a run that begins now with `head`; TimePoint::min() when nobody
-  // who waits there has such a deadline, or nothing is known of its runs.
+  // The deadline that a work of the group has to have to be through with a run that begins now with `head`; TimePoint::min()
+  // when nobody who waits there has such a deadline, or nothing is known of its runs.
   TimePoint Earliest(const Group& group, const Part& head, TimePoint now) const;
   Group* Choose(TimePoint now, bool hurry);
   void Fill(Group* group, TimePoint now, TimePoint earliest, std::vector<Part>* batch, Dead* dead);

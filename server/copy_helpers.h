@@ -1,8 +1,8 @@
 // Threads that help to copy large messages and do nothing else.
 //
 // A processor copies some 9 GB/s out of what another one received, so a message of a megabyte is worth several threads. Helpers
-// sleep, but for some 100 microseconds after they were expected and for a given time after a copy, in which they look out for one. Nobody
-// waits for a helper to come: a copy ends as well without.
+// sleep, but for some 100 microseconds after they were expected and for a given time after a copy, in which they look out for
+// one. Nobody waits for a helper to come: a copy ends as well without.
 // Threads: Expect and Copy may be called from any thread. No lock is held while anybody copies.
 #ifndef MOED_SERVER_COPY_HELPERS_H_
 #define MOED_SERVER_COPY_HELPERS_H_
@@ -35,8 +35,8 @@ class CopyHelpers {
   CopyHelpers(const CopyHelpers&) = delete;
   CopyHelpers& operator=(const CopyHelpers&) = delete;
 
-  // Starts `threads` in [0, kMost], which may be more than ever help at once. One that helped looks out for `linger` before it sleeps: the
-  // next message of a model's decoding follows soon, and they would wake one after the other. At most once.
+  // Starts `threads` in [0, kMost], which may be more than ever help at once. One that helped looks out for `linger` before it
+  // sleeps: the next message of a model's decoding follows soon, and they would wake one after the other. At most once.
   void Start(int threads, std::chrono::microseconds linger = {});
   // Ends them, after the copy that each is at. From then on it is as if none had been started.
   void Stop();

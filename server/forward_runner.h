@@ -5,8 +5,9 @@
 // activation scales span the rows of a call, and calls with tensors in device memory share no run. Should the layer's weights be
 // replaced between two pieces of a call, the call starts again, so that no result is of two kinds. A call with a recording
 // (recorder.h) completes it before its answer.
-// Threads: Submit may be called from any thread. It neither computes nor blocks but where it is allowed to run the call itself; then the
-// caller may be answered before it returns. Else callers are answered from compute threads, or dropped as the queue says (work_queue.h).
+// Threads: Submit may be called from any thread. It neither computes nor blocks but where it is allowed to run the call itself;
+// then the caller may be answered before it returns. Else callers are answered from compute threads, or dropped as the queue
+// says (work_queue.h).
 #ifndef MOED_SERVER_FORWARD_RUNNER_H_
 #define MOED_SERVER_FORWARD_RUNNER_H_
 
@@ -38,8 +39,9 @@ class ForwardRunner {
   ForwardRunner(Engine* engine, WorkQueue* queue, int64_t step)
       : engine_(engine), queue_(queue), step_(step), routes_on_host_(!engine->UsesGpu()) {}
 
-  // Queues `work`, or runs it on this thread when that is through within `here` (see WorkQueue::Push). An error as WorkQueue::Push, RESOURCE_EXHAUSTED with when to try again (retry_info.h), means that nothing was
-  // queued: the caller is not told.
+  // Queues `work`, or runs it on this thread when that is through within `here` (see WorkQueue::Push). An error as
+  // WorkQueue::Push, RESOURCE_EXHAUSTED with when to try again (retry_info.h), means that nothing was queued: the caller is not
+  // told.
   absl::Status Submit(ForwardWork work, WorkQueue::Duration here = {});
 
  private:

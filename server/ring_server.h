@@ -56,7 +56,8 @@ class RingServer final : public SessionRing {
   struct Options {
     // How long to look for the next submission before sleeping; 0 where processors are scarce.
     std::chrono::microseconds spin{50};
-    // Takes each submission; runs on the ring's thread, for which those behind it wait. It must see to it that the call is answered.
+    // Takes each submission; runs on the ring's thread, for which those behind it wait. It must see to it that the call is
+    // answered.
     std::function<void(std::shared_ptr<RingCall>)> handle;
     // Called at most once, when the client broke the contract.
     std::function<void(const absl::Status&)> abandon;

@@ -108,8 +108,8 @@ std::string AutoSocket(const std::vector<std::string>& listen) {
   return absl::StrCat("/tmp/moed-", getpid(), ".session");
 }
 
-// How long threads look out for a client's next call after the last. Where a GPU computes and processors are many, for `longest`, as long
-// as the rest of a model's layer takes; where processors compute, not at all.
+// How long threads look out for a client's next call after the last. Where a GPU computes and processors are many, for
+// `longest`, as long as the rest of a model's layer takes; where processors compute, not at all.
 std::chrono::microseconds Linger(const Engine& engine, std::chrono::microseconds longest) {
   const HostStatus host = engine.Host();
   const bool spare = engine.UsesGpu() && host.processors >= kSpareProcessors && host.cpu_quota == 0;

@@ -146,8 +146,8 @@ class MoeService final : public MoeServiceBase {
   std::shared_ptr<const ModelTable> models_;  // guarded by models_mutex_; what it points to never changes
   const Sessions* sessions_ = nullptr;
   const bool uses_gpu_;  // then processors are free, and a thread may look out for a job or help to copy
-  // Calls may be run by the threads that took them: not where computing has a processor of its own, nor for a GPU, where a thread looks
-  // out for them and two calls of one client overlap.
+  // Calls may be run by the threads that took them: not where computing has a processor of its own, nor for a GPU, where a
+  // thread looks out for them and two calls of one client overlap.
   const bool runs_here_;
   ClientGate* gate_ = nullptr;
   CallObserver* observer_ = nullptr;

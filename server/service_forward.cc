@@ -59,7 +59,8 @@ grpc::ServerUnaryReactor* MoeService::Forward(grpc::CallbackServerContext* conte
 
 absl::Status MoeService::StartForward(Call* call, std::unique_ptr<ReceivedForward> request, grpc::ByteBuffer* response) {
   call->SetRequestId(request->message().request_id());
-  return SubmitMessage(std::make_shared<UnaryForward>(call, std::move(request), response), runs_here_ ? kHere : WorkQueue::Duration());
+  const WorkQueue::Duration here = runs_here_ ? WorkQueue::Duration(kHere) : WorkQueue::Duration();
+  return SubmitMessage(std::make_shared<UnaryForward>(call, std::move(request), response), here);
 }
 
 // Checks a parsed request and queues it, or runs it on this thread within `here`. After an error neither took place.
@@ -94,8 +95,8 @@ void MoeService::Sample(const ModelTable& models, const std::string& request_id,
   if (model.ok()) checked->recording = recorder_->Sample(*checked, **model, request_id, record.transport());
 }
 
-// Gives the hidden states that the message does not hold their memory: where the layer's device reads them. Of a layer on a GPU they are
-// copied there later.
+// Gives the hidden states that the message does not hold their memory: where the layer's device reads them. Of a layer on a GPU
+// they are copied there later.
 absl::Status MoeService::PlaceHidden(const std::shared_ptr<MessageForward>& caller, CheckedForward* checked) {
   ReceivedForward* const request = caller->request.get();
   if (checked->must_be_made()) return MakeHidden(caller.get(), checked);

@@ -124,8 +124,8 @@ struct CheckedForward {
   std::optional<SharedPlace> output_memory;  // the output goes there, not into the answer
   std::optional<SessionPlace> hidden_session;  // call.hidden has no address yet
   std::optional<PackedHidden> packed;          // nor then, and it says bf16
-  // Rows of the output for each row that came. Where it is not 1, call is that of as many rows with one slot each, call.hidden has no
-  // address, and each row that came must be repeated.
+  // Rows of the output for each row that came. Where it is not 1, call is that of as many rows with one slot each, call.hidden
+  // has no address, and each row that came must be repeated.
   int64_t rows_each = 1;
   const void* rows_data = nullptr;             // of those that came; null: held back, in a session, or packed
   std::optional<SessionPlace> output_session;  // the output goes there, not into the answer
@@ -174,8 +174,8 @@ ring::Completion ToCompletion(const ForwardInfo& info, const moe::v1::Timing& ti
 // Whether used ids and weights of `slots` a row fit where the submission wants them.
 absl::Status CheckUsedRouting(const ring::Submission& submission, std::span<const std::byte> region, int64_t slots);
 
-// What a Hello tells of the models, beside what only the server knows. FAILED_PRECONDITION with both versions when the client speaks
-// another protocol.
+// What a Hello tells of the models, beside what only the server knows. FAILED_PRECONDITION with both versions when the client
+// speaks another protocol.
 absl::Status FillHello(const moe::v1::HelloRequest& request, const std::vector<ModelStatus>& models,
                        moe::v1::HelloResponse* response);
 

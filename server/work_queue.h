@@ -1,11 +1,12 @@
 // The queue in front of the device: bounded, as many runs at a time as it has threads. What runs next, and together, is the
 // batcher's rule (batcher.h).
 //
-// Threads: Push, RetryDelay and counters may be called from any thread. Runs take place on the threads that Start made, on the caller of
-// a Push that allows it, or, in tests, on that of RunNext; one thread has one after the other. The runs of one work never overlap. Run and Drop are never
-// called with the lock held, so they may Push. Invariants: an accepted work ends exactly once, by a run that is done with it or by
-// Drop, also across Shutdown. Nobody waits for a work that cannot matter any more: one whose deadline passed or whose caller is
-// gone is dropped before its next run. A full queue refuses at once, after dropping such works.
+// Threads: Push, RetryDelay and counters may be called from any thread. Runs take place on the threads that Start made, on the
+// caller of a Push that allows it, or, in tests, on that of RunNext; one thread has one after the other. The runs of one work
+// never overlap. Run and Drop are never called with the lock held, so they may Push. Invariants: an accepted work ends exactly
+// once, by a run that is done with it or by Drop, also across Shutdown. Nobody waits for a work that cannot matter any more:
+// one whose deadline passed or whose caller is gone is dropped before its next run. A full queue refuses at once, after
+// dropping such works.
 #ifndef MOED_SERVER_WORK_QUEUE_H_
 #define MOED_SERVER_WORK_QUEUE_H_
 
@@ -53,14 +54,14 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Starts `threads` >= 1 compute threads, each of which calls `first` (may be empty) before any work. After a run with nothing else to
-  // do a thread looks out for `linger` before it sleeps: the next call of a model's decoding follows the answer by some hundred
-  // microseconds, and waking a thread takes tens. At most once.
+  // Starts `threads` >= 1 compute threads, each of which calls `first` (may be empty) before any work. After a run with nothing
+  // else to do a thread looks out for `linger` before it sleeps: the next call of a model's decoding follows the answer by some
+  // hundred microseconds, and waking a thread takes tens. At most once.
   void Start(int threads, const std::function<void()>& first = {}, std::chrono::microseconds linger = {});
 
-  // Hands over `work`. When nothing waits or runs, and its run will take no longer than `here` by what runs of its group took lately, it
-  // runs on this thread before Push returns, which saves what waking another takes. RESOURCE_EXHAUSTED when full (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of
-  // the work is called then.
+  // Hands over `work`. When nothing waits or runs, and its run will take no longer than `here` by what runs of its group took
+  // lately, it runs on this thread before Push returns, which saves what waking another takes. RESOURCE_EXHAUSTED when full
+  // (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of the work is called then.
   absl::Status Push(std::shared_ptr<QueuedWork> work, Duration here = {});
 
   // How long what waits now will take, by the rows that runs had lately in their time: when to try again after a Push was refused.

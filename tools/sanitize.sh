@@ -8,8 +8,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/test_programs.sh"
 
 usage="usage: ./dev sanitize [FILTER]"
 # What has threads and no RPC: the distribution's gRPC is not instrumented, so that its locks would not be seen.
-concurrent=(//tests/engine:accelerator_test //tests/engine:concurrency_test //tests/engine:engine_changes_test //tests/engine:engine_test
-  //tests/engine:merged_calls_test //tests/kernels:worker_pool_test //tests/server:copy_helpers_test //tests/server:forward_runner_test
+concurrent=(//tests/engine:accelerator_test //tests/engine:concurrency_test //tests/engine:engine_changes_test
+  //tests/engine:engine_test //tests/engine:merged_calls_test //tests/kernels:worker_pool_test //tests/server:copy_helpers_test
+  //tests/server:forward_runner_test
   //tests/proto:ring_test //tests/server:recorder_test //tests/server:sessions_test //tests/server:work_here_test
   //tests/server:work_queue_test)
 # Need no sanitizer: shell scripts, of which one builds the library for users with their own compiler.

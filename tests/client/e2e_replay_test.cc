@@ -359,7 +359,8 @@ TEST_CASE("Recordings that do not go together are refused with what differs, and
     return finished.FirstError();
   };
   CHECK_THAT(error([](RecordedCall* other) { other->end_expert = 8; }), Contains("the experts '0:16'") && Contains("got '0:8'"));
-  CHECK_THAT(error([](RecordedCall* other) { other->activations = "int8"; }), Contains("the activations 'file'") && Contains("'int8'"));
+  CHECK_THAT(error([](RecordedCall* other) { other->activations = "int8"; }),
+             Contains("the activations 'file'") && Contains("'int8'"));
   CHECK_THAT(error([](RecordedCall* other) { other->activations = "frob"; }), Contains("metadata activations: wanted one of file"));
   const auto narrow = [](RecordedCall* other) {
     other->columns /= 2;

@@ -1,4 +1,5 @@
-// The session socket and rings: who gets in, what ends a session, and that a client which breaks the rules loses its own session only.
+// The session socket and rings: who gets in, what ends a session, and that a client which breaks the rules loses its own
+// session only.
 #include "server/sessions.h"
 
 #include <catch2/catch.hpp>

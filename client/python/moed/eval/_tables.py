@@ -9,7 +9,7 @@ _COLUMNS = ("checkpoint", "in process", "service", "difference", "bound", "mean 
 
 
 def table(rows: Sequence[Evaluation]) -> str:
-    """One line an evaluation below a head: the perplexities, by how much they differ, by how much log-probabilities of tokens do."""
+    """One line an evaluation below a head: the perplexities, by how much they and the log-probabilities of tokens differ."""
     cells = [list(_COLUMNS)] + [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]

@@ -104,8 +104,8 @@ class RemoteMoe(torch.nn.Module):
         result = self._client.forward(self.layer, sent, *routing, model=self._model_name, routed_only=self._keep_shared,
                                       timeout=self._timeout)
         if result.weights_id != self._weights_id:
-            raise FailedPrecondition(f"{self._client.address}, model \"{self._model_name}\", layer {self.layer}: wanted an answer of "
-                                     f"weights {self._weights_id:016x}, as when this model was attached, got one of "
+            raise FailedPrecondition(f"{self._client.address}, model \"{self._model_name}\", layer {self.layer}: wanted an answer "
+                                     f"of weights {self._weights_id:016x}, as when this model was attached, got one of "
                                      f"{result.weights_id:016x}")
         output: torch.Tensor = result.output
         return output.to(flat.device, flat.dtype)
