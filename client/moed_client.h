@@ -92,7 +92,7 @@ struct CallOptions {
   bool wait_for_ready = false;
 };
 
-// How long the server said to wait before the call is sent again, which is safe for every call but those of AdminClient;
+// How long the server said to wait before the call is sent again, which is safe for every call but changes of what is served;
 // nothing where it said nothing.
 std::optional<std::chrono::microseconds> RetryAfter(const absl::Status& status);
 

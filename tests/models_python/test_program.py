@@ -42,7 +42,8 @@ class Program(ModelCase):
 
     def test_what_cannot_be_done_ends_with_2_and_names_it(self):
         for words, arguments in (
-                (["no such thing"], ["--text", "/no such thing"]),
+                (["--text: wanted a file", "no such thing"], ["--text", "/no such thing"]),
+                (["--json: wanted a file", "/no folder/x"], ["--json", "/no folder/x"]),
                 (["--wire", "f64"], ["--wire", "f64"]),
                 (["unrecognized", "--windows"], ["--windows", "3"]),
                 (["one PATH", "got 2"], [MODELS / MIXTRAL, "--address", "unix:/tmp/s"]),

@@ -50,12 +50,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(arguments: argparse.Namespace, path: pathlib.Path, address: str) -> Any:
+def _open_files(arguments: argparse.Namespace) -> bytes:
+    """The text, after it was seen that --json can be written: before anything is computed. OSError that names the option."""
+    option = "--text"
+    try:
+        text: bytes = arguments.text.read_bytes()
+        option = "--json"
+        if arguments.json not in (None, "-"):
+            open(arguments.json, "a", encoding="utf-8").close()
+    except OSError as error:
+        raise OSError(f"{option}: wanted a file, got {error}") from None
+    return text
+
+
+def _evaluate(arguments: argparse.Namespace, path: pathlib.Path, address: str, text: bytes) -> Any:
     import moed
     from moed.eval.evaluate import evaluate
 
     with moed.Client(address, retries=3) as client:
-        return evaluate(path, client, arguments.text.read_bytes(), program=arguments.moed, start=arguments.start,
+        return evaluate(path, client, text, program=arguments.moed, start=arguments.start,
                         window=arguments.window, model_name=arguments.model,
                         dtype=arguments.dtype, wire=arguments.wire, router=arguments.router, shared=arguments.shared,
                         reference=arguments.reference, bound=arguments.bound)
@@ -64,13 +77,13 @@ def _evaluate(arguments: argparse.Namespace, path: pathlib.Path, address: str) -
 def _run(arguments: argparse.Namespace) -> List[Any]:
     from moed.eval._server import Server
 
-    rows = []
+    rows, text = [], _open_files(arguments)
     for path in arguments.paths:
         if arguments.address is not None:
-            rows.append(_evaluate(arguments, path, arguments.address))
+            rows.append(_evaluate(arguments, path, arguments.address, text))
             continue
         with Server(arguments.moed, path) as address:
-            rows.append(_evaluate(arguments, path, address))
+            rows.append(_evaluate(arguments, path, address, text))
     return rows
 
 
