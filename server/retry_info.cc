@@ -29,6 +29,12 @@ absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, 
   return WithRetryInfo(std::move(status), queue->RetryDelay());
 }
 
+absl::Status CheckRoomOrTellWhen(WorkQueue* queue, int64_t rows) {
+  absl::Status status = queue->CheckRoom(rows);
+  if (status.ok()) return status;
+  return WithRetryInfo(std::move(status), queue->RetryDelay());
+}
+
 int64_t RetryMicroseconds(const absl::Status& status) {
   const auto payload = status.GetPayload(kRetryInfo);
   google::rpc::RetryInfo info;

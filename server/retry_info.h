@@ -20,6 +20,9 @@ absl::Status WithRetryInfo(absl::Status status, std::chrono::steady_clock::durat
 // WorkQueue::Push; RESOURCE_EXHAUSTED comes with the queue's RetryDelay.
 absl::Status PushOrTellWhen(WorkQueue* queue, std::shared_ptr<QueuedWork> work, WorkQueue::Duration here = {});
 
+// WorkQueue::CheckRoom, with the queue's RetryDelay alike.
+absl::Status CheckRoomOrTellWhen(WorkQueue* queue, int64_t rows);
+
 // The delay that is in `status`, in microseconds, rounded up; 0: none.
 int64_t RetryMicroseconds(const absl::Status& status);
 

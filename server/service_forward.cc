@@ -71,6 +71,10 @@ absl::Status MoeService::SubmitMessage(const std::shared_ptr<MessageForward>& ca
   if (!checked.ok()) return caller->record().SetAsked(*models, message.model(), message.layer()), checked.status();
   caller->record().SetCall(*checked);
   if (absl::Status status = caller->TakeRows(checked->call.hidden.rows); !status.ok()) return status;
+  if (absl::Status status = CheckRoomOrTellWhen(queue_, checked->call.hidden.rows); !status.ok()) {
+    caller->record().SetDrop(Drop::kQueue);
+    return status;
+  }
   Sample(*models, message.request_id(), caller->record(), &*checked);
   caller->output = {nullptr, checked->output_dtype, checked->call.hidden.rows, checked->call.hidden.cols};
   caller->output_follows = checked->output_in_answer();

@@ -12,6 +12,7 @@
 namespace moed {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenLooks(1);  // of a full queue at what must not run
 constexpr double kMemory = 0.9;  // what a run still counts for in the rate after the next one
 
 }  // namespace
@@ -46,6 +47,31 @@ bool WorkQueue::FitsHere(const QueuedWork& work, Duration here) const {
          batcher_.Expected(work) <= here;
 }
 
+// Room for a work of so many rows, made by taking out what must not run, which goes to `dead`.
+absl::Status WorkQueue::Room(int64_t rows, Batcher::Dead* dead) {
+  absl::Status room = batcher_.CheckRoom(rows);
+  if (room.ok()) return room;
+  const TimePoint now = clock_();
+  if (now < next_look_) return room;
+  next_look_ = now + kBetweenLooks;
+  *dead = batcher_.TakeDead(now);
+  CountDead(*dead);
+  NoteWork();
+  return batcher_.CheckRoom(rows);
+}
+
+absl::Status WorkQueue::CheckRoom(int64_t rows) {
+  Batcher::Dead dead;
+  absl::Status room;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_) room = Room(rows, &dead);
+    counters_.refused += room.ok() ? 0 : 1;
+  }
+  Drop(dead);
+  return room;
+}
+
 absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work, Duration here) {
   Batcher::Dead dead;
   absl::Status result;
@@ -53,14 +79,7 @@ absl::Status WorkQueue::Push(std::shared_ptr<QueuedWork> work, Duration here) {
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t rows = work->terms().rows;
-    if (closed_) {
-      result = absl::UnavailableError("the server is draining");
-    } else if (result = batcher_.CheckRoom(rows); !result.ok()) {
-      dead = batcher_.TakeDead(clock_());
-      CountDead(dead);
-      result = batcher_.CheckRoom(rows);
-    }
+    result = closed_ ? absl::UnavailableError("the server is draining") : Room(work->terms().rows, &dead);
     if (result.ok()) {
       const bool fits = FitsHere(*work, here);
       batcher_.Add(std::move(work), clock_());

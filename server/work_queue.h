@@ -6,7 +6,7 @@
 // never overlap. Run and Drop are never called with the lock held, so they may Push. Invariants: an accepted work ends exactly
 // once, by a run that is done with it or by Drop, also across Shutdown. Nobody waits for a work that cannot matter any more:
 // one whose deadline passed or whose caller is gone is dropped before its next run. A full queue refuses at once, after
-// dropping such works.
+// dropping such works, for which it looks once a millisecond: a look costs as much as many refusals.
 #ifndef MOED_SERVER_WORK_QUEUE_H_
 #define MOED_SERVER_WORK_QUEUE_H_
 
@@ -64,6 +64,10 @@ class WorkQueue {
   // (what waits and what may in the text), UNAVAILABLE after Shutdown: nothing of the work is called then.
   absl::Status Push(std::shared_ptr<QueuedWork> work, Duration here = {});
 
+  // Whether a Push of a work of `rows` rows would find room now, before memory and copies are spent on it: RESOURCE_EXHAUSTED as of
+  // Push, and counted as refused, when not. OK after Shutdown, too: Push tells.
+  absl::Status CheckRoom(int64_t rows);
+
   // How long what waits now will take, by the rows that runs had lately in their time: when to try again after a Push was refused.
   // 1 ms to a minute; 100 ms as long as nothing ran.
   Duration RetryDelay() const;
@@ -88,6 +92,7 @@ class WorkQueue {
     TimePoint at;
   };
 
+  absl::Status Room(int64_t rows, Batcher::Dead* dead);  // needs the lock
   void Drop(const Batcher::Dead& dead);
   void CountDead(const Batcher::Dead& dead);  // needs the lock
   void Measure(Duration took, int64_t rows);  // needs the lock
@@ -106,6 +111,7 @@ class WorkQueue {
   std::condition_variable wake_;
   Batcher batcher_;            // guarded by mutex_
   Counters counters_;          // guarded by mutex_, `waiting*` unused
+  TimePoint next_look_ = TimePoint::min();  // for works that must not run, where there is no room; guarded by mutex_
   double seconds_ = 0;         // that runs took, the latest counting most; guarded by mutex_
   double rows_ = 0;            // of theirs, counted alike; guarded by mutex_
   bool closed_ = false;        // guarded by mutex_

@@ -2,14 +2,21 @@
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <future>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/moed_client.h"
@@ -65,7 +72,60 @@ absl::Status StatusOf(const std::string& address) {
   return client.ok() ? (*client)->Status().status() : client.status();
 }
 
+// A connection of HTTP/2 that has sent its first words; closed with the object.
+class Http2Connection {
+ public:
+  explicit Http2Connection(const std::string& socket_path) : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    socket_path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    REQUIRE(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+    const timeval hang_guard = {60, 0};
+    setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &hang_guard, sizeof(hang_guard));
+    const std::string words = std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
+    REQUIRE(send(socket_, words.data(), words.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(words.size()));
+  }
+  ~Http2Connection() { close(socket_); }
+  Http2Connection(const Http2Connection&) = delete;
+  Http2Connection& operator=(const Http2Connection&) = delete;
+
+  // Setting `id` of the server's first frame; nothing when it does not set it.
+  std::optional<uint64_t> Setting(uint64_t id) {
+    const std::string head = Read(9);
+    REQUIRE(Number(head, 3, 1) == 4);  // SETTINGS
+    const std::string settings = Read(Number(head, 0, 3));
+    for (size_t at = 0; at + 6 <= settings.size(); at += 6) {
+      if (Number(settings, at, 2) == id) return Number(settings, at + 2, 4);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::string Read(size_t bytes) {
+    std::string text(bytes, '\0');
+    REQUIRE(recv(socket_, text.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
+    return text;
+  }
+  static uint64_t Number(const std::string& bytes, size_t at, size_t count) {
+    uint64_t number = 0;
+    for (size_t i = 0; i < count; ++i) number = number << 8 | static_cast<uint8_t>(bytes[at + i]);
+    return number;
+  }
+
+  const int socket_;
+};
+
 }  // namespace
+
+TEST_CASE("A connection may have 512 calls under way, or twice as many as may wait for the device") {
+  constexpr uint64_t kMaxConcurrentStreams = 3;  // of RFC 9113
+  for (const auto& [queue, calls] : {std::pair<std::string, uint64_t>{"16", 512}, {"1000", 2000}}) {
+    const SocketFolder folder;
+    const auto server = Serve(folder, {"--queue", queue});
+    REQUIRE(WaitFor([&] { return Exists(folder.ready()); }));
+    CHECK(Http2Connection(folder.socket()).Setting(kMaxConcurrentStreams) == calls);
+  }
+}
 
 TEST_CASE("A socket has the mode that was asked for from its first moment on, by default for the owner alone") {
   {

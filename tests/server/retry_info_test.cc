@@ -41,6 +41,7 @@ TEST_CASE("A queue that is full tells when to try again, one that is closed does
   WorkQueue queue({.calls = 1}, [] { return std::chrono::steady_clock::now(); });
   CHECK(PushOrTellWhen(&queue, std::make_shared<Nothing>()).ok());
   CHECK_FALSE(StatusDetails(PushOrTellWhen(&queue, std::make_shared<Nothing>()), "").empty());
+  CHECK_FALSE(StatusDetails(CheckRoomOrTellWhen(&queue, 1), "").empty());
   queue.Shutdown();
   const absl::Status closed = PushOrTellWhen(&queue, std::make_shared<Nothing>());
   CHECK(absl::IsUnavailable(closed));

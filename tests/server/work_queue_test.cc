@@ -181,6 +181,42 @@ TEST_CASE("Jobs that nobody waits for make room in a full queue") {
   CHECK(bench.events == Events{"a expired", "b ran after 1", "c ran after 0"});
 }
 
+TEST_CASE("Who asks for room first is refused as the job would be, and jobs that nobody waits for make it") {
+  Bench bench(2);
+  CHECK(bench.queue.CheckRoom(1).ok());
+  CHECK(bench.queue.Push(Work(bench.JobOf("a", bench.now + milliseconds(3)))).ok());
+  CHECK(bench.queue.Push(Work(bench.JobOf("b"))).ok());
+  const absl::Status refused = bench.queue.CheckRoom(1);
+  CHECK(absl::IsResourceExhausted(refused));
+  CHECK_THAT(std::string(refused.message()), Catch::Matchers::Contains("2 calls wait, 2 may"));
+  CHECK(bench.queue.counters().refused == 1);
+  CHECK(bench.queue.counters().waiting == 2);
+  bench.now += milliseconds(3);
+  CHECK(bench.queue.CheckRoom(1).ok());
+  CHECK(bench.events == Events{"a expired"});
+  CHECK(bench.queue.counters().refused == 1);
+  bench.queue.Shutdown();
+  CHECK(bench.queue.CheckRoom(1).ok());  // a Push says what is the matter
+}
+
+TEST_CASE("A full queue looks for jobs that nobody waits for once a millisecond, however many it refuses") {
+  int looks = 0;
+  bool gone = false;
+  Bench bench(1);
+  Job job = bench.JobOf("a");
+  job.gone = [&] { return ++looks, gone; };
+  CHECK(bench.queue.Push(Work(job)).ok());
+  for (int i = 0; i < 100; ++i) {
+    CHECK_FALSE(bench.queue.CheckRoom(1).ok());
+    CHECK_FALSE(bench.queue.Push(Work(bench.JobOf("refused"))).ok());
+  }
+  CHECK(looks == 1);
+  gone = true;
+  bench.now += milliseconds(1);
+  CHECK(bench.queue.Push(Work(bench.JobOf("b"))).ok());
+  CHECK(bench.events == Events{"a cancelled"});
+}
+
 TEST_CASE("A job with another step goes to the back, and is dropped between steps") {
   Bench bench(1);
   int steps = 0;
