@@ -56,7 +56,7 @@ refused 'fuzz: --jobs: wanted 1 to 999, got "0"' fuzz wire 10 --jobs 0
 refused 'fuzz: --jobs: wanted a value, got nothing' fuzz wire 10 --jobs
 refused 'fuzz: --models: wanted a folder, got "no/such"' fuzz wire 10 --models=no/such
 refused 'soak: SECONDS: wanted 10 to 9999999, got "5"' soak 5
-refused 'soak: unknown option "--frob"; options: --overload' soak --frob
+refused 'soak: unknown option "--frob"; options: --overload, --kill, --swap' soak --frob
 refused 'soak: wanted at most one argument, got 2' soak 10 --overload
 refused 'bench: unknown kind "frob"; kinds: cpu load rpc gpu' bench cpu,frob
 refused 'bench: unknown option "--frob"; options: --json FILE, -- OPTIONS' bench --frob
