@@ -27,7 +27,8 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr char kEchoServer[] = "--echo-server", kPingPong[] = "--ping-pong";
-constexpr char kBytesMethod[] = "/bench.Echo/Bytes", kMessageMethod[] = "/bench.Echo/Message";
+constexpr char kBytesMethod[] = "/bench.Echo/Bytes", kMessageMethod[] = "/bench.Echo/Message", kWorkMethod[] = "/bench.Echo/Work";
+constexpr size_t kWorkBytes = 40;  // of its messages, as a request without tensors has
 constexpr int kMessageLimit = 256 << 20;
 constexpr size_t kPage = 4096;
 
@@ -41,6 +42,8 @@ struct Words {
   std::atomic<uint32_t> ping_waits;
   alignas(64) std::atomic<uint32_t> pong;
   std::atomic<uint32_t> pong_waits;
+  alignas(64) uint64_t work_bytes;  // written before ping changes
+  double work_us;                   // written before pong changes
 };
 
 void WaitUntil(std::atomic<uint32_t>& word, uint32_t value, std::atomic<uint32_t>& waits, int spin_us) {
@@ -53,9 +56,11 @@ void WaitUntil(std::atomic<uint32_t>& word, uint32_t value, std::atomic<uint32_t
 
 class EchoReactor final : public grpc::ServerGenericBidiReactor {
  public:
-  explicit EchoReactor(bool message) : message_(message) { StartRead(&buffer_); }
+  explicit EchoReactor(const std::string& method) : message_(method == kMessageMethod), work_(method == kWorkMethod) {
+    StartRead(&buffer_);
+  }
   void OnReadDone(bool ok) override {
-    if (!ok || (message_ && !Remake())) return Finish(grpc::Status(grpc::StatusCode::INTERNAL, "no message"));
+    if (!ok || (message_ && !Remake()) || (work_ && !Work())) return Finish(grpc::Status(grpc::StatusCode::INTERNAL, "no message"));
     StartWriteAndFinish(&buffer_, grpc::WriteOptions(), grpc::Status::OK);
   }
   void OnDone() override { delete this; }
@@ -68,13 +73,27 @@ class EchoReactor final : public grpc::ServerGenericBidiReactor {
     return Traits::Deserialize(&buffer_, &message).ok() && Traits::Serialize(message, &buffer_, &own).ok();
   }
 
-  const bool message_;
+  // Copies as many bytes as the request says, and answers with the time that took.
+  bool Work() {
+    grpc::Slice slice;
+    uint64_t bytes = 0;
+    if (!buffer_.DumpToSingleSlice(&slice).ok() || slice.size() != kWorkBytes) return false;
+    std::memcpy(&bytes, slice.begin(), sizeof(bytes));
+    std::string answer(kWorkBytes, 'x');
+    const double micros = CopyMicros(bytes);
+    std::memcpy(answer.data(), &micros, sizeof(micros));
+    const grpc::Slice answers(answer);
+    buffer_ = grpc::ByteBuffer(&answers, 1);
+    return true;
+  }
+
+  const bool message_, work_;
   grpc::ByteBuffer buffer_;
 };
 
 class EchoService final : public grpc::CallbackGenericService {
   grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override {
-    return new EchoReactor(context->method() == kMessageMethod);
+    return new EchoReactor(context->method());
   }
 };
 
@@ -95,6 +114,7 @@ int RunPingPong(int fd, int spin_us) {
   Words* const words = static_cast<Words*>(ring::MapRegion(fd, kPage));
   for (uint32_t round = 1;; ++round) {
     WaitUntil(words->ping, round, words->ping_waits, spin_us);
+    if (words->work_bytes > 0) words->work_us = CopyMicros(words->work_bytes);
     words->pong.store(round, std::memory_order_release);
     ring::Ring(words->pong, words->pong_waits);
   }
@@ -203,6 +223,30 @@ absl::StatusOr<double> Echo::CallMessage(size_t bytes) {
   return micros;
 }
 
+absl::StatusOr<double> Echo::CallWork(size_t bytes) {
+  std::string payload(kWorkBytes, 'x');
+  const uint64_t work = bytes;
+  std::memcpy(payload.data(), &work, sizeof(work));
+  const auto begin = steady_clock::now();
+  const grpc::Slice slice(payload);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  std::promise<grpc::Status> done;
+  impl_->stub->UnaryCall(&context, kWorkMethod, grpc::StubOptions(), &request, &response,
+                         [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  const double micros = MicrosSince(begin);
+  if (!status.ok()) return absl::UnavailableError(status.error_message());
+  grpc::Slice answer;
+  double work_us = 0;
+  const bool whole = response.DumpToSingleSlice(&answer).ok() && answer.size() == kWorkBytes;
+  if (!whole) return absl::InternalError("the echo has another size");
+  std::memcpy(&work_us, answer.begin(), sizeof(work_us));
+  return micros - work_us;
+}
+
 struct PingPong::Impl {
   std::unique_ptr<Child> child;
   Words* words = nullptr;
@@ -233,6 +277,13 @@ double PingPong::Call() {
   ring::Ring(impl_->words->ping, impl_->words->ping_waits);
   WaitUntil(impl_->words->pong, round, impl_->words->pong_waits, impl_->spin_us);
   return MicrosSince(begin);
+}
+
+double PingPong::CallWork(size_t bytes) {
+  impl_->words->work_bytes = bytes;
+  const double micros = Call() - impl_->words->work_us;
+  impl_->words->work_bytes = 0;
+  return micros;
 }
 
 double CopyMicros(size_t bytes) {

@@ -42,6 +42,9 @@ class Echo {
   absl::StatusOr<double> Call(size_t bytes);
   // The same as the bytes of a message, which both sides make and parse as generated code does.
   absl::StatusOr<double> CallMessage(size_t bytes);
+  // A short message each way, between which the server copies `bytes` as the bench layer does; microseconds without that copy. What
+  // remains is what the call costs where processors have slept, and caches have been emptied, for as long as a layer takes.
+  absl::StatusOr<double> CallWork(size_t bytes);
 
  private:
   struct Impl;
@@ -57,6 +60,8 @@ class PingPong {
   ~PingPong();
   // There and back; microseconds.
   double Call();
+  // The same with a copy of `bytes` on the other side before it answers; microseconds without that copy.
+  double CallWork(size_t bytes);
 
  private:
   struct Impl;

@@ -177,6 +177,10 @@ std::vector<Case> Cases(Bare& bare) {
   };
   const auto ping_pong = [&bare]() -> absl::StatusOr<double> { return bare.ping_pong->Call(); };
   const auto looking = [&bare]() -> absl::StatusOr<double> { return bare.looking->Call(); };
+  const auto echo_and_work = [&bare](size_t bytes) { return [&bare, bytes] { return bare.tuned->CallWork(bytes); }; };
+  const auto ping_pong_and_work = [&bare](size_t bytes) {
+    return [&bare, bytes]() -> absl::StatusOr<double> { return bare.looking->CallWork(bytes); };
+  };
   std::vector<Case> cases = {{"header", Transport::kRpc, 0, false, "echo", echo(kHeaderBytes), 1.15, 0}};
   for (const int64_t rows : {64, 256}) {
     const size_t bytes = static_cast<size_t>(rows * kHidden) * 2;
@@ -187,7 +191,11 @@ std::vector<Case> Cases(Bare& bare) {
     cases.push_back({name + "-defaults", Transport::kRpc, rows, false, "echo, glibc's defaults in the server", defaults(bytes), 1.15, 0});
     cases.push_back({name, Transport::kSharedMemory, rows, false, "header echo + two copies", header_and_copies(bytes), 1.2, 0});
     cases.push_back({name + "-in-place", Transport::kSharedMemory, rows, true, "header echo", echo(kHeaderBytes), 1.2, 0});
+    cases.push_back(
+        {name + "-in-place-work", Transport::kSharedMemory, rows, true, "header echo around a copy", echo_and_work(bytes), 1.2, 0});
     cases.push_back({name + "-in-place", Transport::kRing, rows, true, "futex ping-pong", ping_pong, 1.5, 5});
+    cases.push_back(
+        {name + "-in-place-work", Transport::kRing, rows, true, "ping-pong around a copy", ping_pong_and_work(bytes), 1.5, 5});
   }
   cases.push_back({"1-row", Transport::kRing, 1, true, "futex ping-pong", ping_pong, 1.5, 5});
   cases.push_back({"1-row-looking", Transport::kRing, 1, true, "ping-pong that looks before it sleeps", looking, 1.5, 5});
