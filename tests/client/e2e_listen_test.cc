@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <future>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "client/moed_client.h"
+#include "moe/v1/moe.grpc.pb.h"
 #include "tests/client/golden_models.h"
 #include "tests/client/running_server.h"
 
@@ -125,6 +127,42 @@ TEST_CASE("A connection may have 512 calls under way, or twice as many as may wa
     REQUIRE(WaitFor([&] { return Exists(folder.ready()); }));
     CHECK(Http2Connection(folder.socket()).Setting(kMaxConcurrentStreams) == calls);
   }
+}
+
+TEST_CASE("A client that begins more calls at once than a connection may have under way gets an answer to each") {
+  constexpr int kCalls = 1500;
+  const SocketFolder folder;
+  const auto server = Serve(folder, {"--queue", "16"});
+  REQUIRE(WaitFor([&] { return Exists(folder.ready()); }));
+  const auto stub = moe::v1::Moe::NewStub(grpc::CreateChannel(folder.address(), grpc::InsecureChannelCredentials()));
+  moe::v1::StatusRequest none;
+  moe::v1::StatusResponse status;
+  grpc::ClientContext asked;
+  REQUIRE(stub->Status(&asked, none, &status).ok());
+  moe::v1::ForwardRequest request;
+  request.set_layer(status.models(0).layers(0).layer());
+  request.mutable_hidden()->set_dtype(moe::v1::DTYPE_BF16);
+  request.mutable_hidden()->add_shape(1), request.mutable_hidden()->add_shape(status.models(0).hidden());
+  request.mutable_hidden()->set_data(std::string(static_cast<size_t>(status.models(0).hidden()) * 2, '\0'));
+  struct Open {
+    grpc::ClientContext context;
+    moe::v1::ForwardResponse response;
+    std::promise<grpc::Status> done;
+  };
+  std::vector<std::unique_ptr<Open>> open;
+  for (int i = 0; i < kCalls; ++i) {
+    open.push_back(std::make_unique<Open>());
+    Open* const call = open.back().get();
+    call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+    stub->async()->Forward(&call->context, &request, &call->response, [call](grpc::Status end) { call->done.set_value(end); });
+  }
+  int answered = 0, refused = 0;
+  for (const auto& call : open) {
+    const grpc::Status end = call->done.get_future().get();
+    answered += end.ok(), refused += end.error_code() == grpc::RESOURCE_EXHAUSTED;
+  }
+  CHECK(answered > 0);
+  CHECK(answered + refused == kCalls);
 }
 
 TEST_CASE("A socket has the mode that was asked for from its first moment on, by default for the owner alone") {
