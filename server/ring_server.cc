@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -73,8 +72,7 @@ void RingCall::Answer(const ring::Completion& completion) { ring_->Answer(slot_,
 ring::Completion FailedCompletion(const absl::Status& why) {
   ring::Completion completion = {};
   completion.code = static_cast<int32_t>(why.code());
-  const size_t length = std::min(why.message().size(), sizeof(completion.message) - 1);
-  std::memcpy(completion.message, why.message().data(), length);
+  why.message().copy(completion.message, sizeof(completion.message) - 1);
   return completion;
 }
 

@@ -100,7 +100,7 @@ void MoeService::RingForward::End(const absl::Status& status) {
 void MoeService::RingForward::Answer(ForwardAnswer answer) {
   const ring::Submission& submission = call->submission();
   std::byte* const memory = call->region()->memory().data();
-  if (answer.info.want_routing) {  // within the region: see CheckUsedRouting
+  if (answer.info.want_routing && !answer.info.ids.empty()) {  // within the region: see CheckUsedRouting
     std::memcpy(memory + submission.used_ids_offset, answer.info.ids.data(), answer.info.ids.size() * sizeof(int32_t));
     std::memcpy(memory + submission.used_weights_offset, answer.info.weights.data(), answer.info.weights.size() * sizeof(float));
   }

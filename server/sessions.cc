@@ -65,9 +65,7 @@ std::string TokenOf(const ring::OpenRequest& request) {
 }
 
 void SetText(const absl::string_view text, char* out, size_t size) {
-  const size_t length = std::min(text.size(), size - 1);
-  std::memcpy(out, text.data(), length);
-  out[length] = 0;
+  out[text.copy(out, size - 1)] = 0;
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Submissions and completions of rings, as the messages of moe.v1 that they stand for: so that what can be said is checked in one
 // place, whatever the transport.
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -48,9 +47,7 @@ void SetPlace(uint64_t offset, v1::SessionMemory* memory) {
 
 template <size_t kSize>
 void SetText(const std::string& text, char (&out)[kSize]) {
-  const size_t length = std::min(text.size(), kSize - 1);
-  std::memcpy(out, text.data(), length);
-  out[length] = 0;
+  out[text.copy(out, kSize - 1)] = 0;
 }
 
 absl::Status CopyRouting(const ring::Submission& from, std::span<const std::byte> region, v1::ForwardRequest* request) {

@@ -366,6 +366,13 @@ TEST_CASE("Calls know that their client is gone, and may still be answered") {
   server.kept.clear();
 }
 
+TEST_CASE("A completion tells why a call failed, as far as there are words and room for them") {
+  CHECK(std::string(FailedCompletion(absl::InternalError("why")).message) == "why");
+  CHECK(std::string(FailedCompletion(absl::Status(absl::StatusCode::kCancelled, {})).message).empty());
+  const ring::Completion completion = FailedCompletion(absl::InternalError(std::string(10'000, 'x')));
+  CHECK(std::string(completion.message) == std::string(sizeof(completion.message) - 1, 'x'));
+}
+
 TEST_CASE("Stop ends every session, and nobody can open another") {
   Server server;
   SessionClient client(server.sessions->path()), late(server.sessions->path());
