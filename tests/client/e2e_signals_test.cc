@@ -29,7 +29,10 @@ std::vector<std::future<absl::Status>> StartLongCalls(const RunningServer& serve
   }
   const auto probe = client::MoeClient::Connect(server.tcp(), {.own_connection = true});
   REQUIRE(probe.ok());
-  REQUIRE((*probe)->Status().ok());  // connected: what takes long from here on is the queue
+  CHECK(WaitFor([&] {  // one is with the server: what takes long from here on is the queue
+    const auto status = (*probe)->Status();
+    return status.ok() && status->queue.accepted > 0;
+  }));
   CHECK(WaitFor([&] { return absl::IsDeadlineExceeded(ForwardZeros(**probe, 1, std::chrono::milliseconds(100))); }));
   return calls;
 }
@@ -46,7 +49,7 @@ RunningServer Serve(const TempDir& folder, const std::vector<std::string>& more 
 
 TEST_CASE("A stop signal that arrives twice at once counts once, and the ready file goes when the drain begins") {
   const TempDir folder;
-  RunningServer server = Serve(folder);
+  RunningServer server = Serve(folder, {"--grace", "3600"});  // enough on any machine
   auto calls = StartLongCalls(server, 3);
   REQUIRE(Exists(server.ready_file()));
   server.process().Signal(SIGTERM);
