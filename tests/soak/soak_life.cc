@@ -36,7 +36,7 @@ constexpr double kRamp = 200;     // seconds after which memory is looked at, or
 constexpr double kPeak = 30;      // seconds of that with more clients' threads, or 10 % of the time
 constexpr int kPeakTimes = 2;     // how many more
 constexpr int kPeaks = 3;         // after which an idle server has given back what it does not need
-constexpr int64_t kIdleMore = 1 << 20;  // bytes that an idle server may hold more: some threads' caches and pages in pieces
+constexpr int64_t kIdleMore = 4 << 20;  // bytes that an idle server may hold more: pages of which a piece is in use
 constexpr int kMappingsMore = 8;  // gRPC's pool of threads has some stacks more or less
 constexpr std::chrono::seconds kSettle(40);
 constexpr size_t kShownProblems = 20;
