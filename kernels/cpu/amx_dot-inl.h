@@ -117,7 +117,6 @@ MOED_INLINE void AmxTile(const DotArgs& args, const Chunk& chunk, int64_t first,
 
 template <class T, class Op>
 struct AmxTiles {
-  static constexpr int kDirectRows = 0;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     // Loads of tiles do not tell GCC 12 that they read memory: what was decoded has to be there before the first.
     asm volatile("" : : : "memory");

@@ -55,6 +55,7 @@ struct NibbleTable {
 };
 
 struct NibblePairs {
+  static constexpr int64_t kBlockBytes = kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 8.0f;
@@ -67,6 +68,7 @@ struct NibblePairs {
 };
 
 struct Fp4Pairs {
+  static constexpr int64_t kBlockBytes = kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
@@ -86,6 +88,7 @@ MOED_INLINE __m512i PairsOf(__m512 even, __m512 odd) {
 }
 
 struct BytePairs {
+  static constexpr int64_t kBlockBytes = 2 * kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 128.0f;
@@ -105,6 +108,7 @@ struct BytePairs {
 };
 
 struct Fp8Pairs {
+  static constexpr int64_t kBlockBytes = 2 * kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = kSmallE4m3;
   static constexpr float kBase = 0.0f;
@@ -118,6 +122,7 @@ struct Fp8Pairs {
 
 // Packed bf16 is pairs already.
 struct PlainPairs {
+  static constexpr int64_t kBlockBytes = 4 * kWordRow;
   static constexpr bool kWords = true;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
@@ -126,14 +131,17 @@ struct PlainPairs {
   }
 };
 
-template <class T, class Tiles>
+// kRows: of a tile that goes straight from the packed codes, 0 where no tile does.
+template <class T, class Tiles, int kRows>
 MOED_INLINE void MultiplyBf16(const DotArgs& args) {
+  // Words that need no decoding gain something by the direct way only where memory is the limit.
+  constexpr int kDecoded = 16, kAsTheyAre = 2;
   switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<T, NibblePairs, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Pairs, Tiles>(args);
-    case ElementType::kInt8: return MultiplyWords<T, BytePairs, Tiles>(args);
-    case ElementType::kFp8E4m3: return MultiplyWords<T, Fp8Pairs, Tiles>(args);
-    default: return MultiplyWords<T, PlainPairs, Tiles>(args);
+    case ElementType::kInt4: return MultiplyWords<T, NibblePairs, Tiles, kRows, kDecoded>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Pairs, Tiles, kRows, kDecoded>(args);
+    case ElementType::kInt8: return MultiplyWords<T, BytePairs, Tiles, kRows, kDecoded>(args);
+    case ElementType::kFp8E4m3: return MultiplyWords<T, Fp8Pairs, Tiles, kRows, kDecoded>(args);
+    default: return MultiplyWords<T, PlainPairs, Tiles, kRows, kAsTheyAre>(args);
   }
 }
 

@@ -4,10 +4,10 @@
 // changing a bit), kPerWord (factors in a word: 4 or 2), kChunkFeatures, Step (features that it multiplies at once), and the operations
 // used below. As in kernels-inl.h, all code is in an anonymous namespace and uses no library function.
 //
-// A pair of panels is worked off in chunks of up to kChunk input features, so that its words stay in the L1 cache: scales and codes
-// of the chunk are decoded into scratch once (codes that are words already are read where they lie), then a register tile of
-// up to kMaxRows rows x 32 output features runs over all rows. The order of sums depends on the weights only, so a row's result is
-// the same in any company.
+// A few rows go straight from the packed codes (dot_direct-inl.h). For more of them a pair of panels is worked off in chunks of up
+// to kChunk input features, so that its words stay in the L1 cache: scales and codes of the chunk are decoded into scratch once
+// (codes that are words already are read where they lie), then a register tile of up to kMaxRows rows x 32 output features runs
+// over all rows. The order of sums depends on the weights only, so a row's result is the same in any company.
 #ifndef MOED_KERNELS_CPU_DOT_INL_H_
 #define MOED_KERNELS_CPU_DOT_INL_H_
 
@@ -41,7 +41,6 @@ MOED_INLINE void FetchNext(const Chunk& chunk, int64_t part, int64_t parts) {
 // As few tiles of up to kMaxRows rows as will do, as equal as can be.
 template <class Shape, int kMaxRows>
 struct EvenTiles {
-  static constexpr int kDirectRows = 2;  // of a tile that goes straight from the packed codes; 0: none
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     const int64_t tiles = (args.count + kMaxRows - 1) / kMaxRows;
     int64_t first = 0;
@@ -77,7 +76,6 @@ constexpr int64_t kShortGroup = 32;
 // has to fit into the registers (0: it does not).
 template <class T, int kMaxRows, int kGroupRows>
 struct WordTiles {
-  static constexpr int kDirectRows = T::S::kLanes == kPanelWidth ? 8 : 2;
   static MOED_INLINE void RunAll(const DotArgs& args, const Chunk& chunk, float* tile) {
     if constexpr (kGroupRows > 0) {
       if (chunk.features <= kShortGroup && chunk.begins) return EvenTiles<GroupShape<T>, kGroupRows>::RunAll(args, chunk, tile);
@@ -87,21 +85,6 @@ struct WordTiles {
 };
 
 // ---- All chunks, all pairs. ----
-
-template <class T>
-MOED_INLINE void ScaleRows(const DotArgs& args, float* tile) {
-  using S = typename T::S;
-  for (int64_t r = 0; r < args.count; ++r) {
-    const typename S::F scale = S::Broadcast(reinterpret_cast<const float*>(args.rows[r] + args.row->scale_offset));
-    for (int c = 0; c < kPairWidth; c += S::kLanes) {
-      float* at = tile + r * kPairWidth + c;
-      S::Store(at, S::Mul(S::Load(at), scale));
-    }
-  }
-}
-
-// Decoding anew for every 8 rows takes less time, up to so many rows, than writing decoded words to the cache and reading them.
-constexpr int64_t kDirectUpTo = 16;
 
 // From this many rows on arithmetic takes long enough to fetch the next weights meanwhile.
 constexpr int64_t kFetchRows = 4;
@@ -119,49 +102,12 @@ MOED_INLINE void PlanFetch(const PanelFormat& format, const uint8_t* weights, bo
   }
 }
 
-// Rows [first, first + kRows) of kPairs pairs, whose results start at `tile`.
-template <class T, class D, int kRows, int kPairs>
-MOED_TILE void DirectTile(const DotArgs& args, int64_t first, const uint8_t* weights, float* tile, int64_t ahead) {
-  DirectRows<T, D, kRows, kPairs>{args, args.rows + first, weights, tile, ahead}.Run();
-}
-
-template <class T, class D, int kRows>
-MOED_INLINE void RunDirect(int64_t rows, const DotArgs& args, int64_t first, const uint8_t* weights, float* tile, int64_t ahead) {
-  if constexpr (kRows > 0) {
-    if (rows == kRows) return DirectTile<T, D, kRows, 1>(args, first, weights, tile, ahead);
-    RunDirect<T, D, kRows - 1>(rows, args, first, weights, tile, ahead);
-  }
-}
-
-// All rows straight from the packed codes, in tiles of up to kMaxRows.
-template <class T, class D, int kMaxRows>
-MOED_INLINE void MultiplyDirect(const DotArgs& args) {
-  const int64_t pair_bytes = 2 * args.format->panel_bytes, tiles = (args.count + kMaxRows - 1) / kMaxRows;
-  int64_t pair = 0;
-  if constexpr (!T::kExact) {  // sums in a chain: two pairs at once hide the latency of the instruction
-    for (; args.count == 1 && pair + 2 <= args.pairs; pair += 2) {
-      DirectTile<T, D, 1, 2>(args, 0, args.weights + pair * pair_bytes, args.tile + pair * kPairWidth, kFetchAhead);
-    }
-  }
-  for (; pair < args.pairs; ++pair) {
-    float* tile = args.tile + pair * args.count * kPairWidth;
-    for (int64_t t = 0, first = 0; t < tiles; ++t) {
-      const int64_t rows = (args.count - first + tiles - t - 1) / (tiles - t);
-      // The first tile meets this pair's codes as they come, the second one fetches the next pair's.
-      const int64_t ahead = t == 0 ? kFetchAhead : t == 1 ? pair_bytes : 0;
-      RunDirect<T, D, kMaxRows>(rows, args, first, args.weights + pair * pair_bytes, tile + first * kPairWidth, ahead);
-      first += rows;
-    }
-    if constexpr (T::kExact) ScaleRows<T>(args, tile);
-  }
-}
-
-template <class T, class D, class Tiles>
+// Up to kUpTo rows straight from the packed codes, in tiles of up to kRows (0: none): decoding anew for each tile then takes less
+// time than writing decoded words to the cache and reading them. More rows by way of the cache.
+template <class T, class D, class Tiles, int kRows, int kUpTo>
 void MultiplyWords(const DotArgs& args) {
-  // Codes that are words are used where they lie anyway: only where memory is the limit does the direct way gain something there.
-  constexpr int kDirectTile = D::kWords && Tiles::kDirectRows > 2 ? 2 : Tiles::kDirectRows;
-  if constexpr (kDirectTile > 0) {
-    if (args.count <= (kDirectTile > 2 ? kDirectUpTo : kDirectTile)) return MultiplyDirect<T, D, kDirectTile>(args);
+  if constexpr (kRows > 0) {
+    if (args.count <= kUpTo) return MultiplyDirect<DotProducts<T, D, kRows, 2>>(args);
   }
   const PanelFormat& format = *args.format;
   const int64_t step = T::Step(format.group);

@@ -77,6 +77,33 @@ MOED_INLINE const uint8_t* PackedCodes(const PanelFormat& format, const Chunk& c
   return panel + format.group_offset(group) + format.scale_bytes + format.zero_bytes + inside / kBlockDepth * format.block_bytes;
 }
 
+// Scales of a group of some panels, at `group` of the first one, as kVectors vectors of float32 times the decoder's factor; 1 where
+// the weights have none. Asks for their type once: for few rows, asking for each vector takes as long as the products.
+template <class T, class D, int kVectors>
+MOED_INLINE void GroupScales(const PanelFormat& format, const uint8_t* weights, const uint8_t* group, typename T::S::F* scales) {
+  using S = typename T::S;
+  const auto at = [&](int c) { return c * S::kLanes / kPanelWidth * format.panel_bytes; };
+  const auto each = [&](auto&& scale) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; ++c) scales[c] = scale(group + at(c), c * S::kLanes % kPanelWidth);
+  };
+  switch (format.scale) {
+    case ScaleType::kNone: return each([](const uint8_t*, int) { return S::Set(D::kFactor); });
+    case ScaleType::kF16: each([](const uint8_t* first, int lane) { return S::LoadF16(first + 2 * lane); }); break;
+    case ScaleType::kBf16: each([](const uint8_t* first, int lane) { return S::LoadBf16(first + 2 * lane); }); break;
+    case ScaleType::kE8m0: each([](const uint8_t* first, int lane) { return S::LoadE8m0(first + lane); }); break;
+    case ScaleType::kE4m3:
+      each([](const uint8_t* first, int lane) { return S::Mul(S::LoadSmallE4m3(first + lane), S::Set(kSmallE4m3)); });
+      break;
+    default: each([](const uint8_t* first, int lane) { return S::LoadBytes(first + 4 * lane); }); break;
+  }
+  for (int c = 0; c < kVectors && format.header_bytes > 0; ++c) {
+    const typename S::F global = S::LoadBytes(weights + at(c) + 4 * (c * S::kLanes % kPanelWidth));
+    scales[c] = format.divide_by_global ? S::Div(scales[c], global) : S::Mul(scales[c], global);
+  }
+  for (int c = 0; c < kVectors && D::kFactor != 1.0f; ++c) scales[c] = S::Mul(scales[c], S::Set(D::kFactor));
+}
+
 // Scales of a group for output features [lane, lane + kLanes) of a panel as float32, times the decoder's factor; 1 where the weights
 // have none.
 template <class T, class D>

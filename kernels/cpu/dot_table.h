@@ -31,6 +31,7 @@ struct RowFormat {
   int64_t group = 0;         // features that share a sum, as PanelFormat::group
   int64_t scale_offset = 0;  // bytes to the row's scale, float32; int8 and int16 only
   int64_t sums_offset = 0;   // bytes to a sum over each group: int32 codes times sum_factor, or float32 values for bf16
+  bool half_sums = false;    // int8 only: two int16 instead, of the codes in the lower and in the upper halves of words
   int32_t sum_factor = -1;   // minus the weights' zero point, or -1 where every output feature has its own
   int64_t bytes = 0;         // from one row to the next: a multiple of 64
 
@@ -77,6 +78,8 @@ struct RowKind {
   // An expert with fewer rows is faster in float32 arithmetic, which differs in the last bits; only for bf16, and not where a call
   // has to be deterministic.
   int64_t float_below = 0;
+  // In groups of so many features and fewer the sums of a row are kept for the halves of words; 4-bit weights and int8 codes only.
+  int64_t half_sums_up_to = 0;
 };
 
 // Data but for the two functions, which need the table's instructions.

@@ -61,6 +61,19 @@ MOED_INLINE void End(const Chunk& chunk, int64_t s, int64_t first, float* tile, 
   }
 }
 
+// Calls body(Index<0>()), body(Index<1>()), ... : numbers that are known to the compiler.
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+};
+template <int kCount, int kFirst = 0, class Body>
+MOED_INLINE void ForEach(const Body& body) {
+  if constexpr (kFirst < kCount) {
+    body(Index<kFirst>());
+    ForEach<kCount, kFirst + 1>(body);
+  }
+}
+
 template <class T>
 MOED_INLINE typename T::S::I WeightsOf(const uint8_t* const* w, int64_t i, int c) {
   constexpr int kLanes = T::S::kLanes;
@@ -141,6 +154,19 @@ MOED_TILE void GroupTile(const DotArgs& args, const Chunk& chunk, int64_t first,
     ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::Fma(T::ToFloat(acc[r][c]), S::Load(scales + c * S::kLanes), sum[r][c]); });
   }
   ForTile<kRows, kColumns>([&](int r, int c) { S::Store(out + r * kPairWidth + c * S::kLanes, sum[r][c]); });
+}
+
+// Rows' own scales, after all groups.
+template <class T>
+MOED_INLINE void ScaleRows(const DotArgs& args, float* tile) {
+  using S = typename T::S;
+  for (int64_t r = 0; r < args.count; ++r) {
+    const typename S::F scale = S::Broadcast(reinterpret_cast<const float*>(args.rows[r] + args.row->scale_offset));
+    for (int c = 0; c < kPairWidth; c += S::kLanes) {
+      float* at = tile + r * kPairWidth + c;
+      S::Store(at, S::Mul(S::Load(at), scale));
+    }
+  }
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ struct IntegerSums {
 
 template <class S>
 struct NibbleQuads {
+  static constexpr int64_t kBlockBytes = kWordRow;
   static constexpr bool kWords = false;  // whether packed codes are words already
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
@@ -51,6 +52,7 @@ struct NibbleQuads {
 
 template <class S>
 struct Fp4Quads {
+  static constexpr int64_t kBlockBytes = kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = 0.5f;
   static constexpr float kBase = 0.0f;
@@ -63,6 +65,7 @@ struct Fp4Quads {
 
 template <class S>
 struct ByteQuads {
+  static constexpr int64_t kBlockBytes = 2 * kWordRow;
   static constexpr bool kWords = true;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
@@ -75,6 +78,7 @@ struct ByteQuads {
 // int8 codes as 16-bit words: bytes 0 and 2 of a word, then bytes 1 and 3.
 template <class S>
 struct ByteHalves {
+  static constexpr int64_t kBlockBytes = 2 * kWordRow;
   static constexpr bool kWords = false;
   static constexpr float kFactor = 1.0f;
   static constexpr float kBase = 0.0f;
@@ -88,14 +92,17 @@ struct ByteHalves {
   }
 };
 
-// Products of a type T that takes four factors in a word, whatever the weights are.
-template <class T, class Tiles>
+// Products of a type T that takes four factors in a word, whatever the weights are; kRows: of a tile that goes straight from the
+// packed codes, 0 where no tile does.
+template <class T, class Tiles, int kRows>
 MOED_INLINE void MultiplyQuads(const DotArgs& args) {
   using S = typename T::S;
+  // Up to so many rows go the direct way; words that need no decoding lose less on the other one.
+  constexpr int kDecoded = 32, kAsTheyAre = 16;
   switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<T, NibbleQuads<S>, Tiles>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Quads<S>, Tiles>(args);
-    default: return MultiplyWords<T, ByteQuads<S>, Tiles>(args);
+    case ElementType::kInt4: return MultiplyWords<T, NibbleQuads<S>, Tiles, kRows, kDecoded>(args);
+    case ElementType::kFp4E2m1: return MultiplyWords<T, Fp4Quads<S>, Tiles, kRows, kDecoded>(args);
+    default: return MultiplyWords<T, ByteQuads<S>, Tiles, kRows, kAsTheyAre>(args);
   }
 }
 
@@ -156,6 +163,20 @@ MOED_INLINE void StoreCodes(RowCodes codes, typename S::F value, uint8_t* out) {
   if (codes == RowCodes::kInt8) S::StoreInt8(out, value); else S::StoreInt16(out, value);
 }
 
+// A group's sum as its row's record holds it, from sums of codes at places 0, 1, ... modulo kLanes. Quads of nibbles have features
+// 0 to 3 of each block in the lower halves of their words.
+template <class S>
+MOED_INLINE int32_t RecordSum(const RowFormat& format, typename S::F sums) {
+  if (!format.half_sums) return format.sum_factor * static_cast<int32_t>(S::Sum(sums));
+  float lanes[S::kLanes];
+  S::Store(lanes, sums);
+  int32_t halves[2] = {0, 0};
+  for (int i = 0; i < S::kLanes; ++i) halves[i / 4 % 2] += static_cast<int32_t>(lanes[i]);
+  const uint32_t lower = static_cast<uint32_t>(format.sum_factor * halves[0]);
+  const uint32_t upper = static_cast<uint32_t>(format.sum_factor * halves[1]);
+  return static_cast<int32_t>((lower & 0xFFFF) | upper << 16);
+}
+
 template <class S>
 void MakeIntegerRow(const RowArgs& args) {
   const RowFormat& format = *args.format;
@@ -185,7 +206,7 @@ void MakeIntegerRow(const RowArgs& args) {
       for (int64_t i = 0; i < (end - k) * width; ++i) args.out[k * width + i] = stored[i];
       k = end;
     }
-    *sums++ = format.sum_factor * static_cast<int32_t>(S::Sum(sum));
+    *sums++ = RecordSum<S>(format, sum);
   }
   Reorder<S>(format.order, width, format.depth, args.out);
 }

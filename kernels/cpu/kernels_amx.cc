@@ -32,11 +32,11 @@ struct TileBf16 : Bf16Sums {
 // Scaling the sums of short groups takes a tile longer than the vector kernel takes for everything. Either gives the same bits.
 void MultiplyInt8(const DotArgs& args) {
   if (args.count < kMinRows || args.format->group <= kTileGroup) return VnniDots().multiply(args);
-  WithTiles<TileInt8>(args, MultiplyQuads<TileInt8, AmxTiles<TileInt8, TileInt8>>);
+  WithTiles<TileInt8>(args, MultiplyQuads<TileInt8, AmxTiles<TileInt8, TileInt8>, 0>);
 }
 
 void MultiplyBf16Tiles(const DotArgs& args) {
-  WithTiles<TileBf16>(args, MultiplyBf16<TileBf16, AmxTiles<TileBf16, TileBf16>>);
+  WithTiles<TileBf16>(args, MultiplyBf16<TileBf16, AmxTiles<TileBf16, TileBf16>, 0>);
 }
 
 }  // namespace

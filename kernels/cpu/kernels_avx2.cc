@@ -11,7 +11,8 @@ const KernelTable& Avx2Kernels() {
 }
 
 const DotTable& Avx2Dots() {
-  static constexpr DotTable table = MakeMaddTable<Avx2, 3, 2>();
+  // 3 rows x 4 vectors of sums, of 16 registers.
+  static constexpr DotTable table = MakeMaddTable<Avx2, 16, 3>();
   return table;
 }
 

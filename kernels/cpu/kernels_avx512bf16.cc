@@ -4,7 +4,7 @@
 namespace moed::cpu {
 namespace {
 
-void Multiply(const DotArgs& args) { MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, 8, 6>>(args); }
+void Multiply(const DotArgs& args) { MultiplyBf16<Bf16Sums, WordTiles<Bf16Sums, 8, 6>, 8>(args); }
 
 }  // namespace
 

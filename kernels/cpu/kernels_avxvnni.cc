@@ -14,8 +14,8 @@ struct AvxVnni : IntegerSums<Avx2> {
   }
 };
 
-// 3 rows x 4 vectors of sums, of 16 registers.
-void Multiply(const DotArgs& args) { MultiplyQuads<AvxVnni, WordTiles<AvxVnni, 3, 0>>(args); }
+// 3 rows x 4 vectors of sums, of 16 registers; 5 x 2 and the words of a block straight from the packed codes.
+void Multiply(const DotArgs& args) { MultiplyQuads<AvxVnni, WordTiles<AvxVnni, 3, 0>, 5>(args); }
 
 }  // namespace
 

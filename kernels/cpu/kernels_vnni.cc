@@ -15,7 +15,7 @@ struct Vnni : IntegerSums<Avx512> {
 };
 
 // 8 rows x 2 vectors of sums hide the latency of the instruction, and GCC 12 keeps them in registers.
-void Multiply(const DotArgs& args) { MultiplyQuads<Vnni, WordTiles<Vnni, 8, 6>>(args); }
+void Multiply(const DotArgs& args) { MultiplyQuads<Vnni, WordTiles<Vnni, 8, 6>, 8>(args); }
 
 }  // namespace
 

@@ -2,7 +2,9 @@
 //
 // VPMADDUBSW adds two u8 x s8 products in 16 bits and saturates. 4-bit codes are far from that: with |x| <= 128 a word's half holds
 // eight sums of two products of int4 (8 * 2 * 15 * 128 = 30,720) and four of FP4 (codes up to 24), so the sums are widened
-// once in eight or four words. 8-bit codes do not fit and are multiplied in 16 bits.
+// once in eight or four words. In groups of up to 32 features, which end after eight words, they start at minus the zero point
+// times the row's sums instead: whatever they overflow to on the way (additions wrap around), what they end at fits into 16 bits
+// (int4 16 * 15 * 128, FP4 16 * 12 * 128). 8-bit codes do not fit and are multiplied in 16 bits.
 #ifndef MOED_KERNELS_CPU_MADD_DOT_INL_H_
 #define MOED_KERNELS_CPU_MADD_DOT_INL_H_
 
@@ -11,14 +13,22 @@
 namespace moed::cpu {
 namespace {
 
-// Simd also provides AddMaddBytes (u8 x s8 to 16 bits), AddMaddHalves and MaddHalves (16 x 16 to 32 bits).
+// Simd also provides MaddBytes and AddMaddBytes (u8 x s8 to 16 bits), MaddHalves and AddMaddHalves (16 x 16 to 32 bits), MulHalves
+// and TwiceHalf.
 template <class Simd>
 struct MaddBytes : IntegerSums<Simd> {
   static constexpr int kPerWord = 4;
-  // One word widened at once: for one or two rows, which wait for memory anyway.
-  static MOED_INLINE typename Simd::I Dot(typename Simd::I acc, typename Simd::I weights, typename Simd::I x) {
-    const typename Simd::I products = Simd::AddMaddBytes(Simd::ZeroWords(), weights, x);
-    return Simd::AddMaddHalves(acc, products, Simd::SetWords(0x00010001));
+};
+
+constexpr int64_t kShortFeatures = 32;
+
+// Sums of 16 bits of a group of up to kShortFeatures, which start with the half sums of the row's record.
+template <class Simd>
+struct ShortMaddBytes : MaddBytes<Simd> {
+  using Acc = typename Simd::I;
+  static MOED_INLINE Acc ZeroFactor(typename Simd::F zero, float /*base*/) { return Simd::TwiceHalf(Simd::ToWords(zero)); }
+  static MOED_INLINE Acc ZeroTimesSum(Acc zero, const uint8_t* sum, bool /*small*/) {
+    return Simd::MulHalves(zero, Simd::BroadcastWord(sum));
   }
 };
 
@@ -47,8 +57,8 @@ MOED_INLINE void ByteSums(const uint8_t* const* w, const uint8_t* const* x, int6
   }
 }
 
-// Rows [first, first + kRows) times whole groups of at most kBlock words: nothing but 16-bit sums lives in registers.
-template <class T, int kRows, int kBlock>
+// Rows [first, first + kRows) times whole groups of at most kShortFeatures: nothing but 16-bit sums lives in registers.
+template <class T, int kRows>
 MOED_TILE void ShortByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
   using S = typename T::S;
   constexpr int kColumns = kPairWidth / S::kLanes;
@@ -61,18 +71,12 @@ MOED_TILE void ShortByteTile(const DotArgs& args, const Chunk& chunk, int64_t fi
   const uint8_t* w[2] = {chunk.codes[0], chunk.codes[1]};
   for (int64_t s = 0; s < chunk.segments; ++s) {
     typename S::I sum[kRows][kColumns];
-    ForTile<kRows, kColumns>([&](int r, int c) { sum[r][c] = S::ZeroWords(); });
+    Begin<T>(args, chunk, s, first, sum);
     ByteSums<S>(w, x, 0, chunk.of(s) / 4, sum);
-    const int64_t at = args.row->sums_offset + 4 * (chunk.group + s);
     const float* scales = chunk.scales + s * kPairWidth;
-    const uint8_t* zeros = chunk.zeros == nullptr ? nullptr : chunk.zeros + s * kPairWidth * 4;
     ForTile<kRows, kColumns>([&](int r, int c) {
-      const uint8_t* own = args.rows[first + r] + at;
-      const typename S::I start =
-          zeros == nullptr ? T::ConstantTimesSum(own) : T::ZeroTimesSum(T::LoadAcc(zeros + c * S::kLanes * 4), own, true);
       float* to = out + r * kPairWidth + c * S::kLanes;
-      const typename S::F products = T::ToFloat(S::AddMaddHalves(start, sum[r][c], ones));
-      S::Store(to, S::Fma(products, S::Load(scales + c * S::kLanes), S::Load(to)));
+      S::Store(to, S::Fma(T::ToFloat(S::MaddHalves(sum[r][c], ones)), S::Load(scales + c * S::kLanes), S::Load(to)));
     });
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) x[r] += chunk.features;
@@ -105,35 +109,76 @@ MOED_TILE void ByteTile(const DotArgs& args, const Chunk& chunk, int64_t first, 
   }
 }
 
-template <class S, int kBlock>
-struct ByteShape {
+// Tiles of a type T: short groups, or sums that are widened once in kBlock words.
+template <class T>
+struct ShortShape {
   template <int kRows>
   static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
-    if (chunk.begins && chunk.ends && chunk.features <= 4 * kBlock) {
-      ShortByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
-    } else {
-      ByteTile<MaddBytes<S>, kRows, kBlock>(args, chunk, first, tile);
-    }
+    ShortByteTile<T, kRows>(args, chunk, first, tile);
   }
 };
 
-template <class S, int kMaxRows, int kHalfRows>
-void MultiplyByMadd(const DotArgs& args) {
-  switch (args.format->element) {
-    case ElementType::kInt4: return MultiplyWords<MaddBytes<S>, NibbleQuads<S>, EvenTiles<ByteShape<S, 8>, kMaxRows>>(args);
-    case ElementType::kFp4E2m1: return MultiplyWords<MaddBytes<S>, Fp4Quads<S>, EvenTiles<ByteShape<S, 4>, kMaxRows>>(args);
-    default: return MultiplyWords<MaddHalves<S>, ByteHalves<S>, WordTiles<MaddHalves<S>, kHalfRows, 0>>(args);
+template <class T, int kBlock>
+struct ByteShape {
+  template <int kRows>
+  static MOED_INLINE void Run(const DotArgs& args, const Chunk& chunk, int64_t first, float* tile) {
+    ByteTile<T, kRows, kBlock>(args, chunk, first, tile);
+  }
+};
+
+// Products of four bytes in a word of weights by a decoder D, in sums of 16 bits, which may span kFeatures input features.
+template <class Type, class D, int64_t kFeatures, bool kStart>
+struct ByteProducts {
+  using T = Type;
+  using S = typename T::S;
+  using Decoder = D;
+  static constexpr int kMaxRows = S::kLanes / 2;
+  static constexpr int kColumns(int rows) { return rows > 2 ? 2 : kPairWidth / S::kLanes; }
+  static constexpr int kPairs = 1;
+  static constexpr bool kFromStart = kStart;
+  static constexpr bool kMaySplit = false;
+  static constexpr int64_t kPiece = kFeatures;
+  static MOED_INLINE typename S::I Product(typename S::I weights, typename S::I x) { return S::MaddBytes(weights, x); }
+  static MOED_INLINE typename S::I AddProduct(typename S::I sum, typename S::I weights, typename S::I x) {
+    return S::AddMaddBytes(sum, weights, x);
+  }
+  static MOED_INLINE typename S::I Widen(typename S::I sum) { return S::MaddHalves(sum, S::SetWords(0x00010001)); }
+};
+
+// 4-bit codes, kFeatures of whose products fit into 16 bits: up to kDirect rows straight from the packed codes, more of them by way
+// of the cache, in tiles of kMaxRows.
+template <class S, class D, int64_t kFeatures, int kDirect, int kMaxRows>
+MOED_INLINE void MultiplyBytes(const DotArgs& args) {
+  static_assert(kMaxRows > 0 || kDirect >= kRowBlock);
+  const bool direct = args.count <= kDirect;
+  if (args.row->half_sums) {
+    using T = ShortMaddBytes<S>;
+    if (direct) return MultiplyDirect<ByteProducts<T, D, kShortFeatures, true>>(args);
+    if constexpr (kMaxRows > 0) MultiplyWords<T, D, EvenTiles<ShortShape<T>, kMaxRows>, 0, 0>(args);
+  } else {
+    using T = MaddBytes<S>;
+    if (direct) return MultiplyDirect<ByteProducts<T, D, kFeatures, false>>(args);
+    if constexpr (kMaxRows > 0) MultiplyWords<T, D, EvenTiles<ByteShape<T, kFeatures / 4>, kMaxRows>, 0, 0>(args);
   }
 }
 
-template <class S, int kMaxRows, int kHalfRows>
+template <class S, int kDirect, int kMaxRows>
+void MultiplyByMadd(const DotArgs& args) {
+  switch (args.format->element) {
+    case ElementType::kInt4: return MultiplyBytes<S, NibbleQuads<S>, 32, kDirect, kMaxRows>(args);
+    case ElementType::kFp4E2m1: return MultiplyBytes<S, Fp4Quads<S>, 16, kDirect, kMaxRows>(args);
+    default: return MultiplyDirect<DotProducts<MaddHalves<S>, ByteHalves<S>, 8, S::kLanes / 8>>(args);
+  }
+}
+
+template <class S, int kDirect, int kMaxRows>
 constexpr DotTable MakeMaddTable() {
-  return {{RowCodes::kInt8, RowOrder::kNibbleQuads},
+  return {{RowCodes::kInt8, RowOrder::kNibbleQuads, 0, kShortFeatures},
           {RowCodes::kInt16, RowOrder::kHalfWords},
           0,
           0,
           MakeIntegerRow<S>,
-          MultiplyByMadd<S, kMaxRows, kHalfRows>};
+          MultiplyByMadd<S, kDirect, kMaxRows>};
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ RowFormat MakeRowFormat(const DotTable& dots, const PanelFormat& panel) {
   row.order = kind.order;
   row.depth = panel.depth;
   row.group = panel.group;
+  row.half_sums = panel.group <= kind.half_sums_up_to;
   const int64_t groups = (panel.depth + panel.group - 1) / panel.group;
   // A tile of x may reach 64 bytes beyond the last group.
   row.scale_offset = RoundUp(panel.depth * row.code_bytes(), 64) + (dots.contiguous_from > 0 ? 64 : 0);

@@ -63,6 +63,11 @@ struct Avx512 {
   static MOED_INLINE I MulWords(I a, I b) { return _mm512_mullo_epi32(a, b); }
   // Pairs of 16 x 16 bit products added in 32 bits.
   static MOED_INLINE I MaddHalves(I a, I b) { return _mm512_madd_epi16(a, b); }
+  static MOED_INLINE I MulHalves(I a, I b) { return _mm512_mullo_epi16(a, b); }
+  // The lower half of each word in both halves; the upper ones must be 0.
+  static MOED_INLINE I TwiceHalf(I words) { return _mm512_or_si512(words, _mm512_slli_epi32(words, 16)); }
+  // Pairs of u8 x s8 products added in 16 bits.
+  static MOED_INLINE I MaddBytes(I weights, I x) { return _mm512_maddubs_epi16(weights, x); }
   // sum + products, of bytes in 16 bits and of halves in 32. Spelled out: with the intrinsics GCC 12 copies sums from register to
   // register in each step of a loop.
   static MOED_INLINE I AddMaddBytes(I sum, I weights, I x) {

@@ -135,9 +135,18 @@ bool SameAsRules(const Record& record, std::vector<float> x, RowScale rule, floa
 bool SumsAreOfCodes(const Record& record) {
   const RowFormat& format = record.format;
   for (int64_t g = 0; g < record.groups(); ++g) {
-    int32_t sum = 0;
-    for (int64_t k = g * format.group; k < std::min((g + 1) * format.group, format.depth); ++k) sum += record.Code(k);
-    if (record.At<int32_t>(format.sums_offset + 4 * g) != format.sum_factor * sum) return false;
+    int32_t halves[2] = {0, 0};
+    for (int64_t k = g * format.group; k < std::min((g + 1) * format.group, format.depth); ++k) {
+      halves[PlaceOf(format.order, k) / 2 % 2] += record.Code(k);
+    }
+    const int64_t at = format.sums_offset + 4 * g;
+    if (format.half_sums) {
+      for (int h = 0; h < 2; ++h) {
+        if (record.At<int16_t>(at + 2 * h) != format.sum_factor * halves[h]) return false;
+      }
+    } else if (record.At<int32_t>(at) != format.sum_factor * (halves[0] + halves[1])) {
+      return false;
+    }
   }
   return true;
 }
