@@ -181,26 +181,30 @@ TEST_CASE("An int8 scale rounded up to a power of two is honoured") {
 }
 
 // Largest codes against largest codes: where an instruction saturates or a sum overflows, this is where it shows.
-TEST_CASE("Extreme codes do not saturate") {
-  for (ElementType element : {ElementType::kInt4, ElementType::kInt8, ElementType::kFp4E2m1}) {
+TEST_CASE("Extreme codes and zero points do not saturate, whatever sums overflow to on the way") {
+  const WeightScheme schemes[] = {
+      Weights(ElementType::kInt4, ScaleType::kF32, {1, 0}), Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}),
+      Weights(ElementType::kInt4, ScaleType::kF32, {1, 32}, true), Weights(ElementType::kInt8, ScaleType::kF32, {1, 0}),
+      Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32})};
+  constexpr int64_t kRows = 40;  // the first nine go another way than all of them
+  for (const WeightScheme& weights : schemes) {
     for (int fill : {0x00, 0xFF, 0x77}) {
-      const bool fp4 = element == ElementType::kFp4E2m1;
-      const WeightScheme weights = Weights(element, fp4 ? ScaleType::kE8m0 : ScaleType::kF32, {1, fp4 ? 32 : 0});
       MoeDesc desc = testing::MakeDesc(1, 1, 2048, 64, SchemeOf(weights, Int8(ActivationMode::kStatic, 0)));
       RandomExperts experts(desc, 4000);
       for (LinearWeights ExpertWeights::*projection : {&ExpertWeights::gate, &ExpertWeights::up}) {
         LinearWeights& linear = experts.experts()[0].*projection;
         std::fill(linear.codes.begin(), linear.codes.end(), static_cast<uint8_t>(fill));
+        std::fill(linear.zero_points.begin(), linear.zero_points.end(), static_cast<uint8_t>(fill == 0xFF ? 0 : 15));
         linear.input_scale = 1.0f / 128;
       }
       auto reference = cpu::ReferenceBackend().Prepare(desc, experts, Pool());
-      for (float value : {-1.0f, 1.0f}) {
-        RandomBatch batch(desc, 9, 1, DType::kF32, 4001);
-        for (int64_t i = 0; i < 9 * 2048; ++i) reinterpret_cast<float*>(batch.x.data())[i] = value;
+      for (const auto& [value, rows] : {std::pair{-1.0f, int64_t{9}}, std::pair{1.0f, int64_t{9}}, std::pair{-1.0f, kRows}}) {
+        RandomBatch batch(desc, rows, 1, DType::kF32, 4001);
+        for (int64_t i = 0; i < rows * 2048; ++i) reinterpret_cast<float*>(batch.x.data())[i] = value;
         const auto want = RunLayer(**reference, batch.view(), DType::kF32, Pool());
         for (const Backend* backend : BackendsFor(desc)) {
           auto moe = backend->Prepare(desc, experts, Pool());
-          INFO(backend->Name() << " " << ElementName(element) << " codes " << fill << " x " << value);
+          INFO(backend->Name() << " " << Describe(desc.scheme) << " codes " << fill << " x " << value << " M=" << rows);
           CHECK(Judge(*RunLayer(**moe, batch.view(), DType::kF32, Pool()), *want, 2048, 0.02).passed);
         }
       }
