@@ -24,9 +24,18 @@ inline constexpr int kMostFewRowsOfBf16Tile = 16;  // of weights that are not co
 // done; and thread blocks of all ranges.
 inline constexpr int kProcessors = 132;
 inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;
-// The same on Hopper's own products.
-inline constexpr int kHopperTileRowChoices[] = {32, 48, 64, 96, 128, 144, 160, 192, 256};
-inline constexpr int kMostBf16Rows = 160;  // of weights that are not codes
+// Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md), and for
+// which weights there is one: codes that are decoded, and bf16.
+struct HopperTile {
+  int rows, cost;
+  bool codes, bf16;
+};
+inline constexpr HopperTile kHopperTiles[] = {
+    {32, 73, true, true},   {48, 77, true, true},   {64, 91, true, true},    {80, 102, true, true},   {96, 114, true, true},
+    {112, 131, true, true}, {144, 165, true, true}, {160, 180, false, true}, {256, 262, true, false},
+};
+// Which of them can store float32, for layers that need it.
+constexpr bool HopperHasWords(int rows) { return rows == 32 || rows == 80 || rows == 144; }
 // The most of the former for rows of several terms.
 inline constexpr int kMostTermRows = 32;
 

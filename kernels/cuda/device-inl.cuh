@@ -87,14 +87,15 @@ __device__ inline uint32_t LoadBits(const uint8_t* from, int bytes) {
   return __ldg(reinterpret_cast<const uint32_t*>(from));
 }
 
-// The same value, which the compiler keeps in a register instead of making it anew at each use.
-__device__ inline uint32_t Opaque(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
+__device__ inline void StoreShared4(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(v) : "memory");
 }
 
-__device__ inline void StoreShared8(uint32_t address, const uint32_t (&v)[2]) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};\n" ::"r"(address), "r"(v[0]), "r"(v[1]) : "memory");
+// 16 bytes, in order with copies to the same place.
+__device__ inline uint4 LoadShared16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
 }
 
 // Where input `at` of an operand's row lies, in elements (Operand in call_block.h): in a row, or in panels with the row's rank.

@@ -10,34 +10,43 @@
 
 namespace moed::cuda {
 
+// Denormal numbers count as 0 where that changes nothing that is seen: e^x beside 1, and 1 / x of more than 10^37.
 __device__ inline float Reciprocal(float x) {
   float r;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-
-// An 8 x 8 matrix of 16-bit elements, two neighbours of row lane / 4 a thread, transposed.
-__device__ inline uint32_t TransposePairs(uint32_t pair) {
-  uint32_t transposed;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(transposed) : "r"(pair));
-  return transposed;
+__device__ inline float PowerOfTwo(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+// NaN where either is.
+__device__ inline float Least(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ inline float Most(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
 }
 
 // silu and gpt-oss's swiglu in one formula: h = (u + offset) * g * sigmoid(alpha * g), clamped first.
 struct SigmoidForm {
-  float alpha, offset, limit;
+  float exponent, offset, limit;  // of 2 for each g: -alpha / ln 2
 
   __device__ explicit SigmoidForm(const Activation& activation)
-      : alpha(activation.kind == Activation::Kind::kSwigluOai ? activation.alpha : 1.0f),
+      : exponent((activation.kind == Activation::Kind::kSwigluOai ? activation.alpha : 1.0f) * -1.4426950408889634f),
         offset(activation.kind == Activation::Kind::kSwigluOai ? 1.0f : 0.0f),
         limit(activation.clamped ? activation.limit : Bits(0x7F800000u)) {}
 
-  // NaN falls through the comparisons. The errors of ex2 and rcp are some 1e-6 together.
+  // The errors of ex2 and rcp are some 1e-6 together.
   __device__ float operator()(float gate, float up) const {
-    gate = gate > limit ? limit : gate;
-    up = up > limit ? limit : up;
-    up = up < -limit ? -limit : up;
-    return (up + offset) * (gate * Reciprocal(1.0f + __expf(-alpha * gate)));
+    gate = Least(gate, limit);
+    up = Most(Least(up, limit), -limit);
+    return (up + offset) * (gate * Reciprocal(1.0f + PowerOfTwo(exponent * gate)));
   }
 };
 
@@ -57,21 +66,16 @@ class TileStore {
     scaled_ = args.x.scales != nullptr && args.x.scale_steps == 0;
   }
 
-  // The features of `kHalves` halves from `first` on. sum(half - first, column, at): of feature 16 w + g + 8 (at / 2) of a half and
-  // row 8 column + 2 t + at % 2.
-  // `kNarrow`: sums may be stored as bf16.
-  template <int kColumns, int kHalves = 2, bool kNarrow = false, typename Sum>
-  __device__ void Store(const Sum& sum, int first = 0) const {
-    if (kNarrow && args_.epilogue == Epilogue::kStore && args_.out == nullptr) {
+  // sum(half, column, at): of feature 16 w + g + 8 (at / 2) of a half and row 8 column + 2 t + at % 2.
+  template <int kColumns, typename Sum>
+  __device__ void Store(const Sum& sum) const {
+    if (args_.epilogue == Epilogue::kStore) {
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) StoreNarrowSums<kColumns>(sum, half, first + half);
-    } else if (args_.epilogue == Epilogue::kStore) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) StoreSums<kColumns>(sum, half, first + half);
+      for (int half = 0; half < 2; ++half) StoreSums<kColumns>(sum, half);
     } else {
       const SigmoidForm form(args_.activation);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) StoreGated<kColumns>(sum, form, half, first + half);
+      for (int half = 0; half < 2; ++half) StoreGated<kColumns>(sum, form, half);
     }
   }
 
@@ -84,9 +88,8 @@ class TileStore {
     return args_.x.scales[x_row * args_.x.scale_stride];
   }
 
-  // `from` names a half to `sum`, `half` is which it is.
   template <int kColumns, typename Sum>
-  __device__ void StoreSums(const Sum& sum, int from, int half) const {
+  __device__ void StoreSums(const Sum& sum, int half) const {
     const int64_t feature = row_tile_ * kTileRows + half * kHalfRows + in_half_;
     float* out = args_.out + (tile_.begin + row_) * args_.out_stride + feature;
     const float bias[2] = {Bias(half, 0), Bias(half, 1)};
@@ -100,7 +103,7 @@ class TileStore {
 #pragma unroll
           for (int second = 0; second < 2; ++second) {
             if (feature + second * 8 < args_.out_stride)
-              out[odd * args_.out_stride + second * 8] = sum(from, column, 2 * second + odd) * scale + bias[second];
+              out[odd * args_.out_stride + second * 8] = sum(half, column, 2 * second + odd) * scale + bias[second];
           }
         }
       }
@@ -108,44 +111,8 @@ class TileStore {
     }
   }
 
-  // Sums as bf16. A warp has 16 features of each of 8 rows, 32 bytes: they are exchanged until four threads have them in order, so
-  // that every store is of whole sectors of a row. Their number is a multiple of 8, and all threads of the warp take part.
   template <int kColumns, typename Sum>
-  __device__ void StoreNarrowSums(const Sum& sum, int from, int half) const {
-    const int lane = threadIdx.x % 32, place = lane % 4;
-    const int64_t feature = row_tile_ * kTileRows + half * kHalfRows + in_half_ / 16 * 16 + place * 4;
-    const bool valid = feature < args_.out_stride;
-    uint16_t* out = args_.out_bf16 + (tile_.begin + lane / 4) * args_.out_stride + feature;
-    const float bias[2] = {Bias(half, 0), Bias(half, 1)};
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const float scale[2] = {RowScale(column * 8 + row_), RowScale(column * 8 + row_ + 1)};
-      uint32_t pair[2];  // of the features 2 place and 2 place + 1, and of those 8 later, of row lane / 4
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const float low = sum(from, column, 2 * second) * scale[0] + bias[second];
-        const float high = sum(from, column, 2 * second + 1) * scale[1] + bias[second];
-        pair[second] = TransposePairs(PackBf16(low, high));
-      }
-      const uint2 four = InOrder(pair, place);
-      if (valid && column * 8 + lane / 4 < tile_.count) *reinterpret_cast<uint2*>(out) = four;
-      out += 8 * args_.out_stride;
-    }
-  }
-
-  // Four threads hold pairs a0 b0, a1 b1, a2 b2, a3 b3, and get a0 a1, a2 a3, b0 b1, b2 b3.
-  __device__ static uint2 InOrder(const uint32_t (&pair)[2], int place) {
-    const bool upper = place >= 2, odd = place % 2 != 0;
-    const uint32_t kept = upper ? pair[1] : pair[0];
-    const uint32_t got = __shfl_xor_sync(~0u, upper ? pair[0] : pair[1], 2);
-    // Now a0 a2, a1 a3, b2 b0, b3 b1.
-    const uint32_t low = upper ? got : kept, high = upper ? kept : got;
-    const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-    return odd ? make_uint2(other, high) : make_uint2(low, other);
-  }
-
-  template <int kColumns, typename Sum>
-  __device__ void StoreGated(const Sum& sum, const SigmoidForm& form, int from, int half) const {
+  __device__ void StoreGated(const Sum& sum, const SigmoidForm& form, int half) const {
     const int64_t feature = row_tile_ * kHalfRows + half * (kHalfRows / 2) + in_half_ / 16 * 8 + in_half_ % 8;
     const float bias[2] = {Bias(half, 0), Bias(half, 1)};
 #pragma unroll
@@ -154,7 +121,7 @@ class TileStore {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const float scale = RowScale(column * 8 + row_ + odd);
-        h[odd] = form(sum(from, column, odd) * scale + bias[0], sum(from, column, 2 + odd) * scale + bias[1]);
+        h[odd] = form(sum(half, column, odd) * scale + bias[0], sum(half, column, 2 + odd) * scale + bias[1]);
       }
       StorePair(column * 8, feature, h);
     }

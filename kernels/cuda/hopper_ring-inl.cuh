@@ -1,9 +1,9 @@
 // The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
 //
-// A persistent thread block works on a tile of kTokens rows and one or two row tiles (128 features each) after the other. Its first
+// A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its first
 // warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
-// copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales of
-// groups. The other warpgroups multiply, one half of a row tile (64 features) each, or both.
+// copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales
+// of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
 // warp where there are groups; `empty` has one arrival of each multiplying warp.
@@ -17,32 +17,41 @@
 namespace moed::cuda {
 
 inline constexpr int kScaleWarps = 3, kScaleLanes = 32;
-inline constexpr int kHopperStatic = 1024;        // bytes of shared memory beside the ring, at most
+inline constexpr int kHopperStatic = 1536;        // bytes of shared memory beside the ring, at most
 inline constexpr int kMostStages = 8;
 inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walked together, for the L2 cache
 
 // Whether weights may have scales of groups.
 constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
-template <Codes kCodes, int kTokens>
+template <Codes kCodes, int kRows_>
 struct HopperLayout {
-  // Halves of a row tile that a multiplying warpgroup has, and row tiles, as the registers for sums allow. Of bf16 weights, which
-  // are as many bytes as the rows, two halves pay up to larger tiles than of those that are decoded meanwhile.
-  static constexpr int kMostOfTwo = IsScaled(kCodes) ? 128 : 160;
-  static constexpr int kHalves = kTokens >= 96 && kTokens <= kMostOfTwo ? 2 : 1;
-  static constexpr int kTiles = kHalves == 1 && kTokens > 128 ? 1 : 2;
-  static constexpr int kMathGroups = 2 * kTiles / kHalves;          // warpgroups
+  static constexpr int kTokens = kRows_;
+  // Halves of a row tile that a multiplying warpgroup has, as the registers for sums allow; how many warpgroups multiply (while one
+  // decodes, the others' products run: with few rows two are not enough), and for how many batches of products each has operands.
+  static constexpr int kHalves = kTokens <= 160 ? 2 : 1;
+  static constexpr int kMathGroups = kTokens <= 96 && IsScaled(kCodes) ? 3 : 2;
+  static constexpr int kOperandSets = kMathGroups == 3 && kTokens > 64 ? 1 : 2;
+  static constexpr int kTiles = kMathGroups * kHalves / 2;          // row tiles of all
   static constexpr int kThreads = (1 + kMathGroups) * kTileThreads;
   static constexpr int kRowBytes = kBlockDepth * 2;
   static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
   static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
-  static constexpr int kScales = kWeights + kTiles * BlockBytes(kCodes);   // [row tile][slot][half][32 threads' two pairs]
-  static constexpr int kSlotBytes = kTileRows * 4, kHalfBytes = kHalfRows * 4;
+  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16.
+  static constexpr int kScales = kWeights + kTiles * BlockBytes(kCodes);
+  static constexpr int kHalfBytes = kHalfRows / 2 * 4, kSlotBytes = 2 * kHalfBytes;
   static constexpr int kScaleBytes = IsScaled(kCodes) ? kSteps * kSlotBytes : 0;
   static constexpr int kStageBytes = (kScales + kTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
-  static constexpr int kStages = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
-  static constexpr int kBytes = kStages * kStageBytes + 1024;
+
+  // What a warpgroup puts its results into (hopper_store-inl.cuh): so many rows at a time, of float32 at most, each 16 bytes longer,
+  // against bank conflicts.
+  static constexpr int kChunk = 32;
+  static constexpr int kStagingBytes = kChunk * (kHalves * kHalfRows * 4 + 16);
+  static constexpr int kFitting = (kRoom - kMathGroups * kStagingBytes) / kStageBytes;
+  static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
+  static constexpr int kStaging = kStages * kStageBytes;            // [warpgroup]
+  static constexpr int kBytes = kStaging + kMathGroups * kStagingBytes + 1024;
   static_assert(kStages >= 3);
 };
 
@@ -54,6 +63,7 @@ struct RingPlace {
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (stage == 0) parity ^= 1;
   }
+  __device__ int Previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
 // Shared addresses.
@@ -73,7 +83,7 @@ struct Ring {
 };
 
 // A piece of work: a tile of rows and the first of its row tiles.
-struct HopperWork {
+struct alignas(16) HopperWork {
   Tile tile;
   int first_row_tile;
   int row_tiles;  // at most Layout::kTiles
@@ -103,17 +113,28 @@ struct HopperWorkList {
   }
 };
 
+// What the copying thread tells the multiplying warps of the pieces of work, each before its first block is full: they would wait
+// for memory. It is at most as many pieces ahead as there are stages.
+struct WorkBoard {
+  static constexpr int kPlaces = 2 * kMostStages;
+  HopperWork works[kPlaces];
+  __device__ HopperWork& At(int piece) { return works[piece % kPlaces]; }
+};
+
 // The copying thread. Rows beyond the tile keep what the stage had: what is made of them is never stored.
 template <Codes kCodes, int kTokens>
-__device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring) {
+__device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
+                           WorkBoard& board) {
   using Layout = HopperLayout<kCodes, kTokens>;
   constexpr int kCodesBytes = BlockBytes(kCodes);
   RingPlace<Layout::kStages> place{0, 1};  // a fresh barrier counts as passed with parity 1
   const MatrixArgs& w = args.weights;
   const int blocks = w.blocks;
   const int64_t tile_bytes = static_cast<int64_t>(blocks) * kCodesBytes;
-  for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
+  for (int at = blockIdx.x, piece = 0; at < list.size(); at += gridDim.x, ++piece) {
     const HopperWork work = list.Get(at);
+    WaitBarrier(ring.Empty(place.stage), place.parity);  // so far behind at most are those who read the board
+    board.At(piece) = work;
     const uint16_t* rows = static_cast<const uint16_t*>(args.x.data) + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
     const uint8_t* codes = w.codes + work.tile.expert * w.codes_stride + work.first_row_tile * tile_bytes;
     const uint32_t row_bytes = work.tile.count * Layout::kRowBytes, bytes = row_bytes + work.row_tiles * kCodesBytes;
@@ -123,7 +144,8 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
       ArriveExpecting(full, bytes);
       CopyBulk(stage + Layout::kRows, rows, row_bytes, full);
       CopyBulk(stage + Layout::kWeights, codes, kCodesBytes, full);
-      if (work.row_tiles > 1) CopyBulk(stage + Layout::kWeights + kCodesBytes, codes + tile_bytes, kCodesBytes, full);
+      for (int tile = 1; tile < work.row_tiles; ++tile)
+        CopyBulk(stage + Layout::kWeights + tile * kCodesBytes, codes + tile * tile_bytes, kCodesBytes, full);
       rows += args.x.panel_stride;
       codes += kCodesBytes;
       place.Next();
@@ -165,13 +187,8 @@ class ScaleMaker {
       for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          uint32_t pair[2];
-#pragma unroll
-          for (int second = 0; second < 2; ++second) {
-            const float scale = global_[second] * decode(raw[slot][half * 2 + second]);
-            pair[second] = PackBf16(scale, scale);
-          }
-          StoreShared8(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + threadIdx.x % 32 * 8, pair);
+          const uint32_t pair = PackBf16(global_[0] * decode(raw[slot][half * 2]), global_[1] * decode(raw[slot][half * 2 + 1]));
+          StoreShared4(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + threadIdx.x % 32 * 4, pair);
         }
       }
     });
@@ -241,16 +258,20 @@ __device__ inline int ScaledSlots(const MatrixArgs& w) {
 }
 
 // The first warpgroup.
-template <Codes kCodes, int kTokens>
-__device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring) {
+template <Codes kCodes, int kTokens, bool kMany>
+__device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
+                              WorkBoard& board) {
   const int warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring);
+  if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring, board);
   if constexpr (IsScaled(kCodes)) {
     if (warp == 0) return;
     const int slots = ScaledSlots<kCodes>(args.weights);
-    if (slots == 1) MakeScales<kCodes, kTokens, 1>(args, list, ring, warp - 1);
-    if (slots == 2) MakeScales<kCodes, kTokens, 2>(args, list, ring, warp - 1);
-    if (slots == 4) MakeScales<kCodes, kTokens, 4>(args, list, ring, warp - 1);
+    if constexpr (kMany) {
+      if (slots == 2) MakeScales<kCodes, kTokens, 2>(args, list, ring, warp - 1);
+      if (slots == 4) MakeScales<kCodes, kTokens, 4>(args, list, ring, warp - 1);
+    } else {
+      if (slots == 1) MakeScales<kCodes, kTokens, 1>(args, list, ring, warp - 1);
+    }
   }
 }
 

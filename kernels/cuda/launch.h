@@ -55,20 +55,31 @@ enum class Product : uint8_t {
   kHopper,   // hopper-inl.cuh: wgmma, for the same rows
 };
 
+// What of a product's results is stored, which Hopper's own products must know when they are compiled.
+enum class Results : uint8_t {
+  kHidden,  // h as bf16 in panels
+  kSums,    // sums as rows of bf16, of which a row has a multiple of 8
+  kWords,   // either as rows of float32
+};
+constexpr Results ResultsOf(const GemmArgs& args) {
+  return args.out != nullptr ? Results::kWords : args.epilogue == Epilogue::kGateUp ? Results::kHidden : Results::kSums;
+}
+
 // A product of all tiles with all row tiles of the weights. `terms`: Operand::terms, which fixes the shared memory.
 struct GemmLaunch {
   Codes codes = Codes::kBf16;
   Product product = Product::kGeneric;
-  int32_t tokens = 8;      // of kTileRowChoices, kFewRowsTileRowChoices or kHopperTileRowChoices; SortArgs::tile_rows
+  int32_t tokens = 8;      // of kTileRowChoices, kFewRowsTileRowChoices or kHopperTiles; SortArgs::tile_rows
   int32_t terms = 1;
   bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
   bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
   int32_t slot_steps = 0;  // of such a product: ByteSlotSteps
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
+  Results results = Results::kWords;  // of kHopper
+  int32_t slots = 0;  // of kHopper and kFewRows: PackedShape::slots where a feature has scales of several groups, else 0
   // Of kFewRows:
   int32_t ranges = 1;       // that the inputs are cut into; above 1 GemmArgs::partials is used
-  int32_t slots = 0;        // PackedShape::slots where a feature has scales of several groups, else 0
   int32_t scale_bytes = 0;  // of one such scale
   bool operator==(const GemmLaunch&) const = default;
 };

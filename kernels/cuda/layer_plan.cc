@@ -189,10 +189,16 @@ WeightKinds KindsOf(const LayerPlan& plan) {
   return kinds;
 }
 
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
-  constexpr double kTileCost = 40;
-  const int most = kinds.bf16 ? kMostBf16Rows : kHopperTileRowChoices[std::size(kHopperTileRowChoices) - 1];
-  return CheapestTile(kHopperTileRowChoices, most, MeanRows(slots, experts), kTileCost);
+int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words) {
+  const double mean = MeanRows(slots, experts);
+  int32_t best = 0;
+  double least = 0;
+  for (const HopperTile& tile : kHopperTiles) {
+    if ((kinds.codes && !tile.codes) || (kinds.bf16 && !tile.bf16) || (words && !HopperHasWords(tile.rows))) continue;
+    const double cost = ExpectedTiles(mean, tile.rows) * tile.cost;
+    if (best == 0 || cost < least) best = tile.rows, least = cost;
+  }
+  return best;
 }
 
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {

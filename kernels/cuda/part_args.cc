@@ -73,10 +73,12 @@ class PartFiller {
     const WeightKinds kinds = KindsOf(plan_);
     const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
     product_ = few > 0 ? Product::kFewRows : Product::kHopper;
-    sort->tile_rows = few > 0 ? few : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
+    sort->tile_rows = few > 0 ? few : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds, StoresWords());
     if (few > 0) sort->finished = At<uint32_t>(w_.finished);
   }
   bool hopper() const { return product_ == Product::kHopper; }
+  // Whether some product on Hopper has results of kWords.
+  bool StoresWords() const { return plan_.activates_apart || !direct_h() || desc_.hidden % 8 != 0; }
   static void UseBytes(StageArgs* stage, Operand* operand) { stage->out.kind = operand->kind = OperandKind::kBytes; }
   bool direct_h() const { return plan_.direct_h() && TermsOfH(input_.dtype) == 1; }
   int64_t PanelStride() const { return input_.slot_capacity * kBlockDepth; }
@@ -264,10 +266,12 @@ class PartFiller {
     }
     launch.tiles = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, sort.tile_rows));
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
-    if (product_ != Product::kFewRows) return launch;
+    if (product_ == Product::kGeneric) return launch;
+    launch.results = ResultsOf(*args);
+    launch.slots = shape.groups > 1 ? shape.slots : 0;
+    if (product_ == Product::kHopper) return launch;
     const int64_t expected = ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens);
     launch.ranges = FewRowsRanges(launch.tiles, expected, launch.tokens, shape);
-    launch.slots = shape.groups > 1 ? shape.slots : 0;
     launch.scale_bytes = ScaleBytes(shape.scale);
     args->partials = At<float>(w_.partials);
     args->finished = sort.finished;

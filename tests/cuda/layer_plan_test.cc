@@ -118,7 +118,8 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   for (bool terms : {false, true}) {
     tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, terms)));
   }
-  for (const int32_t of_kind : {HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan)),
+  for (const int32_t of_kind : {HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), false),
+                                HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), true),
                                 FewRowsTileRowsFor(slots, desc.num_experts, KindsOf(plan))}) {
     if (of_kind > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, of_kind));
   }
@@ -201,7 +202,7 @@ TEST_CASE("layer plan: tiles hold what most experts of a random routing have, wh
     for (int64_t slots : {1, 8, 100, 100000}) {
       const int64_t most = TileCapacity(slots, experts, kTileRowChoices[0]);
       for (int tile_rows : kTileRowChoices) CHECK(TileCapacity(slots, experts, tile_rows) <= most);
-      for (int tile_rows : kHopperTileRowChoices) CHECK(TileCapacity(slots, experts, tile_rows) <= most);
+      for (const HopperTile& tile : kHopperTiles) CHECK(TileCapacity(slots, experts, tile.rows) <= most);
     }
   }
 }
@@ -212,9 +213,15 @@ TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of wei
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
     for (int64_t slots = 1; slots <= 300 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
-        const int32_t rows = HopperTileRowsFor(slots, experts, kinds);
-        REQUIRE(std::count(std::begin(kHopperTileRowChoices), std::end(kHopperTileRowChoices), rows) == 1);
-        if (kinds.bf16) REQUIRE(rows <= kMostBf16Rows);
+        for (const bool words : {false, true}) {
+          const int32_t rows = HopperTileRowsFor(slots, experts, kinds, words);
+          const auto* tile = std::find_if(std::begin(kHopperTiles), std::end(kHopperTiles),
+                                          [rows](const HopperTile& t) { return t.rows == rows; });
+          REQUIRE(tile != std::end(kHopperTiles));
+          if (kinds.codes) REQUIRE(tile->codes);
+          if (kinds.bf16) REQUIRE(tile->bf16);
+          if (words) REQUIRE(HopperHasWords(rows));
+        }
       }
     }
   }
@@ -222,12 +229,12 @@ TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of wei
 
 TEST_CASE("layer plan: nearly all experts of a random routing fit Hopper's tile, until they are more than the widest holds") {
   for (int64_t mean : {12, 20, 32, 64, 100, 128}) {
-    const int32_t rows = HopperTileRowsFor(mean * 64, 64, kBf16Only);
+    const int32_t rows = HopperTileRowsFor(mean * 64, 64, kBf16Only, false);
     INFO(mean << " rows an expert: tiles of " << rows);
     CHECK(rows >= mean + static_cast<int64_t>(std::sqrt(static_cast<double>(mean))));
     CHECK(rows <= 2 * mean + 16);
   }
-  for (const WeightKinds kinds : {kCodesOnly, kBf16Only}) CHECK(HopperTileRowsFor(2048 * 8, 8, kinds) >= 128);
+  for (const WeightKinds kinds : {kCodesOnly, kBf16Only}) CHECK(HopperTileRowsFor(2048 * 8, 8, kinds, false) >= 128);
 }
 
 TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {
