@@ -25,6 +25,9 @@ struct SortArgs {
   int32_t top_k = 0;
   int32_t experts = 0;
   int32_t tile_rows = 0;          // of a Tile, at most
+  // What an expert has beyond whole tiles is a tile of another list where it is at most so many rows; 0: there is none.
+  int32_t rest_rows = 0;
+  int32_t rest_first = 0;         // where that list begins in `tiles`
   const int32_t* ids = nullptr;   // [rows, top_k], -1 is "no expert"; null: every row goes to expert 0
   // [experts], batched experts: expert e has rows [e * max_m, e * max_m + counts[e]); then ids is null.
   const int32_t* counts = nullptr;
@@ -36,7 +39,7 @@ struct SortArgs {
   int32_t* rank = nullptr;        // [S] sorted row -> its index among the rows of its expert
   int32_t* position = nullptr;    // [S] slot -> sorted row, -1 without an expert; not written for batched experts
   Tile* tiles = nullptr;
-  int32_t* totals = nullptr;      // [2]: sorted rows, tiles
+  int32_t* totals = nullptr;      // [3]: sorted rows, tiles, and with rest_rows tiles of the other list
   uint32_t* absmax = nullptr;     // [2] bits of the largest magnitudes of x and h, set to 0 here
   uint32_t* finished = nullptr;   // [kFewRowsCounters] GemmArgs::finished, set to 0 here; null: none
 };

@@ -34,6 +34,8 @@ inline constexpr HopperTile kHopperTiles[] = {
     {32, 73, true, true},   {48, 77, true, true},   {64, 91, true, true},    {80, 102, true, true},   {96, 114, true, true},
     {112, 131, true, true}, {144, 165, true, true}, {160, 180, false, true}, {256, 262, true, false},
 };
+// What is won by a second list of tiles for the rests at least, for its launches' sake.
+inline constexpr double kRestsGain = 0.04;
 // Which of them can store float32, for layers that need it.
 constexpr bool HopperHasWords(int rows) { return rows == 32 || rows == 80 || rows == 144; }
 // The most of the former for rows of several terms.

@@ -225,7 +225,7 @@ class HopperMath {
 
 template <Codes kCodes, int kTokens, Results kResults, bool kMany>
 __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
-    HopperGemm(const GemmArgs* global_args, const SortArgs* sort) {
+    HopperGemm(const GemmArgs* global_args, const SortArgs* sort, bool rests) {
   using Layout = HopperLayout<kCodes, kTokens>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
@@ -244,8 +244,9 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
     }
     FenceBarrierInit();
   }
-  BeginAfterEarlier();
-  if (threadIdx.x == 0) list.Fill(*sort, global_args->weights, Layout::kTiles);
+  // The product of rest tiles stands beside that of the others, which is right before it and has its inputs from the same kernels.
+  if (!rests) BeginAfterEarlier();
+  if (threadIdx.x == 0) list.Fill(*sort, global_args->weights, Layout::kTiles, rests);
   __syncthreads();
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
@@ -256,6 +257,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
     HopperMath<kCodes, kTokens, kResults, kMany> math(args, board, ring);
     for (int at = blockIdx.x, piece = 0; at < list.size(); at += gridDim.x, ++piece) math.Run(piece);
   }
+  if (rests) BeginAfterEarlier();  // what follows may count on both
 }
 
 template <Codes kCodes, int kTokens, Results kResults, bool kMany>
@@ -268,7 +270,7 @@ cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, con
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
   const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
-  return LaunchAfter(kernel, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream, args, sort);
+  return LaunchAfter(kernel, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream, args, sort, launch.rests);
 }
 
 template <Codes kCodes, int kTokens, bool kMany>

@@ -45,8 +45,8 @@ struct HopperLayout {
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
 
   // What a warpgroup puts its results into (hopper_store-inl.cuh): so many rows at a time, of float32 at most, each 16 bytes longer,
-  // against bank conflicts.
-  static constexpr int kChunk = 32;
+  // against bank conflicts. A stage of bf16 weights is large, and there must be four of them.
+  static constexpr int kChunk = IsScaled(kCodes) ? 32 : 16;
   static constexpr int kStagingBytes = kChunk * (kHalves * kHalfRows * 4 + 16);
   static constexpr int kFitting = (kRoom - kMathGroups * kStagingBytes) / kStageBytes;
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
@@ -95,9 +95,9 @@ struct HopperWorkList {
   const Tile* tiles;
   int tile_count, row_tiles, each, steps;  // row tiles of a piece at most, and pieces of all row tiles
 
-  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights, int most) {
-    tiles = sort.tiles;
-    tile_count = sort.totals[1];
+  __device__ void Fill(const SortArgs& sort, const MatrixArgs& weights, int most, bool rests) {
+    tiles = sort.tiles + (rests ? sort.rest_first : 0);
+    tile_count = sort.totals[rests ? 2 : 1];
     row_tiles = weights.row_tiles;
     each = most;
     steps = (row_tiles + each - 1) / each;

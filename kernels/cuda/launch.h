@@ -74,6 +74,7 @@ struct GemmLaunch {
   bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
   bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
   int32_t slot_steps = 0;  // of such a product: ByteSlotSteps
+  bool rests = false;      // of kHopper: the tiles of the other list (SortArgs::rest_rows); follows the product of the first one
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
   Results results = Results::kWords;  // of kHopper

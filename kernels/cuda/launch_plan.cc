@@ -28,12 +28,14 @@ void AddPart(const PartLaunch& plan, PartArgs* args, Sequence* sequence) {
   sequence->Add(plan.x_absmax > 0, LaunchAbsMax, &args->x_absmax, sort, plan.x_absmax);
   sequence->Add(plan.stage_gate.rows > 0, LaunchStage, plan.stage_gate, &args->stage_gate, sort);
   sequence->Add(true, LaunchGemm, plan.gate, &args->gate, sort);
+  sequence->Add(plan.gate_rests.tiles > 0, LaunchGemm, plan.gate_rests, &args->gate, sort);
   sequence->Add(plan.stage_up.rows > 0, LaunchStage, plan.stage_up, &args->stage_up, sort);
   sequence->Add(plan.split, LaunchGemm, plan.up, &args->up, sort);
   sequence->Add(plan.activate > 0, LaunchActivate, &args->activate, sort, plan.activate);
   sequence->Add(plan.h_absmax > 0, LaunchAbsMax, &args->h_absmax, sort, plan.h_absmax);
   sequence->Add(plan.stage_down.rows > 0, LaunchStage, plan.stage_down, &args->stage_down, sort);
   sequence->Add(true, LaunchGemm, plan.down, &args->down, sort);
+  sequence->Add(plan.down_rests.tiles > 0, LaunchGemm, plan.down_rests, &args->down, sort);
 }
 
 }  // namespace

@@ -19,6 +19,8 @@ struct PartLaunch {
   StageLaunch stage_gate, stage_up, stage_down;
   bool split = false;   // gate and up are two products
   GemmLaunch gate, up, down;
+  // The products of the rest tiles; of 0 tiles: there are none.
+  GemmLaunch gate_rests, down_rests;
   bool operator==(const PartLaunch&) const = default;
 };
 

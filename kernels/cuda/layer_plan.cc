@@ -189,14 +189,42 @@ WeightKinds KindsOf(const LayerPlan& plan) {
   return kinds;
 }
 
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words) {
+namespace {
+
+// The share of experts whose rows beyond whole tiles of `rows` are 1 to `rests`; their rows taken as in ExpectedTiles.
+double ShareOfRests(double mean, int rows, int rests) {
+  const double deviation = std::sqrt(mean);
+  if (deviation > rows) return static_cast<double>(rests) / rows;
+  const auto below = [&](double count) { return std::erfc((mean - count) / deviation / std::sqrt(2.0)) / 2; };
+  double share = 0;
+  for (int full = std::max(0, static_cast<int>((mean - 4 * deviation) / rows)); full * rows < mean + 4 * deviation; ++full)
+    share += below(full * rows + rests) - below(full * rows);
+  return share;
+}
+
+bool Exists(const HopperTile& tile, WeightKinds kinds, bool words) {
+  return (!kinds.codes || tile.codes) && (!kinds.bf16 || tile.bf16) && (!words || HopperHasWords(tile.rows));
+}
+
+}  // namespace
+
+HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words) {
   const double mean = MeanRows(slots, experts);
-  int32_t best = 0;
+  HopperTileRows best;
   double least = 0;
+  const auto offer = [&](double cost, double handicap, HopperTileRows rows) {
+    if (best.rows == 0 || cost * (1 + handicap) < least) best = rows, least = cost * (1 + handicap);
+  };
   for (const HopperTile& tile : kHopperTiles) {
-    if ((kinds.codes && !tile.codes) || (kinds.bf16 && !tile.bf16) || (words && !HopperHasWords(tile.rows))) continue;
-    const double cost = ExpectedTiles(mean, tile.rows) * tile.cost;
-    if (best == 0 || cost < least) best = tile.rows, least = cost;
+    if (!Exists(tile, kinds, words)) continue;
+    const double tiles = ExpectedTiles(mean, tile.rows);
+    offer(tiles * tile.cost, 0, {tile.rows, 0});
+    if (words || slots <= kFewSlots || mean < tile.rows) continue;
+    for (const HopperTile& rest : kHopperTiles) {
+      if (rest.rows * 2 > tile.rows || !Exists(rest, kinds, false)) continue;
+      const double share = ShareOfRests(mean, tile.rows, rest.rows);
+      offer((tiles - share) * tile.cost + share * rest.cost, kRestsGain, {tile.rows, rest.rows});
+    }
   }
   return best;
 }
@@ -280,7 +308,7 @@ PartWorkspace WorkspaceOf(const MoeDesc& desc, const LayerPlan& plan, bool hoppe
   w.rank = take(slots, sizeof(int32_t));
   w.position = take(slots, sizeof(int32_t));
   w.tiles = take(TileCapacity(slots, desc.num_experts, kTileRowChoices[0]), kTileBytes);
-  w.totals = take(2, sizeof(int32_t));
+  w.totals = take(3, sizeof(int32_t));
   w.absmax = take(2, sizeof(uint32_t));
   if (FitsHopper(desc.scheme)) {
     // As much as any smaller call takes, whatever ranges this one has: a lane's memory is that of the largest call.

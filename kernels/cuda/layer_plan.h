@@ -91,8 +91,12 @@ struct WeightKinds {
 };
 WeightKinds KindsOf(const LayerPlan& plan);
 
-// The same for Hopper's own products, which do not have every size for every kind of weights and of results (`words`: float32).
-int32_t HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words);
+// The same for Hopper's own products, which do not have every size for every kind of weights and of results (`words`: float32). Where
+// experts have many rows, what whole tiles leave may have tiles of its own, of `rests` rows at most (SortArgs::rest_rows), or 0.
+struct HopperTileRows {
+  int32_t rows = 0, rests = 0;
+};
+HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words);
 
 // The same for the product for few rows, and 0 where experts have too many.
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);

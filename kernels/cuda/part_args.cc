@@ -55,6 +55,9 @@ class PartFiller {
     launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->sort, &args->gate);
     if (!plan_.paired) launch->up = LaunchOf(plan_.up, desc_.scheme.up.weights, args->sort, &args->up);
     launch->down = LaunchOf(plan_.down, desc_.scheme.down.weights, args->sort, &args->down);
+    if (args->sort.rest_rows == 0) return;
+    launch->gate_rests = OfRests(launch->gate, args->sort);
+    launch->down_rests = OfRests(launch->down, args->sort);
   }
 
  private:
@@ -73,8 +76,16 @@ class PartFiller {
     const WeightKinds kinds = KindsOf(plan_);
     const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
     product_ = few > 0 ? Product::kFewRows : Product::kHopper;
-    sort->tile_rows = few > 0 ? few : HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds, StoresWords());
-    if (few > 0) sort->finished = At<uint32_t>(w_.finished);
+    if (few > 0) {
+      sort->tile_rows = few;
+      sort->finished = At<uint32_t>(w_.finished);
+      return;
+    }
+    const HopperTileRows rows = HopperTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds, StoresWords());
+    sort->tile_rows = rows.rows;
+    sort->rest_rows = rows.rests;
+    // The array has room for many more tiles of these sizes, since it has it for the smallest ones.
+    sort->rest_first = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, rows.rows));
   }
   bool hopper() const { return product_ == Product::kHopper; }
   // Whether some product on Hopper has results of kWords.
@@ -275,6 +286,14 @@ class PartFiller {
     launch.scale_bytes = ScaleBytes(shape.scale);
     args->partials = At<float>(w_.partials);
     args->finished = sort.finished;
+    return launch;
+  }
+
+  // At most one tile an expert.
+  GemmLaunch OfRests(GemmLaunch launch, const SortArgs& sort) const {
+    launch.rests = true;
+    launch.tokens = sort.rest_rows;
+    launch.tiles = static_cast<int32_t>(std::min<int64_t>(input_.slot_capacity, desc_.num_experts));
     return launch;
   }
 

@@ -168,22 +168,29 @@ __device__ void WriteTiles(const SortArgs& a, int e, int begin, int rows, int ti
 // Begins of the experts' sorted rows replace their counts in `first`, and the tiles are listed: by each block those of its share of
 // the experts.
 __device__ void ListTiles(const SortArgs& a, int32_t* first) {
-  uint64_t passed = 0;  // of the experts before: rows, and tiles in the upper half
+  uint64_t passed = 0, passed_rests = 0;  // of the experts before: rows, and tiles in the upper half; tiles of the other list
 #pragma unroll 1
   for (int base = 0; base < a.experts; base += kSortThreads) {
     const int e = base + threadIdx.x;
     const int rows = e < a.experts ? first[e] : 0;
-    const int tiles = (rows + a.tile_rows - 1) / a.tile_rows;
+    const int beyond = rows % a.tile_rows, rest = beyond <= a.rest_rows ? beyond : 0;  // of the other list
+    const int tiles = (rows - rest + a.tile_rows - 1) / a.tile_rows;
     uint64_t total;
     const uint64_t before = passed + BlockScan(static_cast<uint64_t>(tiles) << 32 | static_cast<uint32_t>(rows), &total);
     const int begin = static_cast<int>(before & 0xFFFFFFFFu), tile = static_cast<int>(before >> 32);
     if (e < a.experts) first[e] = begin;
-    WriteTiles(a, e, begin, rows, tile, e % gridDim.x == blockIdx.x ? tiles : 0);
+    const bool own = e % gridDim.x == blockIdx.x;
+    WriteTiles(a, e, begin, rows, tile, own ? tiles : 0);
     passed += total;
+    if (a.rest_rows == 0) continue;
+    const int place = static_cast<int>(passed_rests + BlockScan(rest > 0, &total));
+    if (own && rest > 0) a.tiles[a.rest_first + place] = {e, begin + rows - rest, rest, 0};
+    passed_rests += total;
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.totals[0] = static_cast<int32_t>(passed & 0xFFFFFFFFu);
     a.totals[1] = static_cast<int32_t>(passed >> 32);
+    if (a.rest_rows > 0) a.totals[2] = static_cast<int32_t>(passed_rests);
   }
   __syncthreads();
 }

@@ -118,8 +118,8 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
   for (bool terms : {false, true}) {
     tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, TileRowsFor(slots, desc.num_experts, terms)));
   }
-  for (const int32_t of_kind : {HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), false),
-                                HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), true),
+  for (const int32_t of_kind : {HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), false).rows,
+                                HopperTileRowsFor(slots, desc.num_experts, KindsOf(plan), true).rows,
                                 FewRowsTileRowsFor(slots, desc.num_experts, KindsOf(plan))}) {
     if (of_kind > 0) tiles = std::max(tiles, TileCapacity(slots, desc.num_experts, of_kind));
   }
@@ -131,7 +131,7 @@ std::vector<Array> ArraysOf(const PartWorkspace& w, const MoeDesc& desc, const L
                                {"rank", w.rank, s * 4},
                                {"position", w.position, s * 4},
                                {"tiles", w.tiles, static_cast<size_t>(tiles) * kTileBytes},
-                               {"totals", w.totals, 8},
+                               {"totals", w.totals, 12},
                                {"absmax", w.absmax, 8},
                                {"gate_x", w.gate_x, operand(plan.gate_x, plan.gate, TermsOf(dtype))},
                                {"gate_scales", w.gate_scales, scales(plan.gate_x)},
@@ -214,13 +214,21 @@ TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of wei
     for (int64_t slots = 1; slots <= 300 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
         for (const bool words : {false, true}) {
-          const int32_t rows = HopperTileRowsFor(slots, experts, kinds, words);
-          const auto* tile = std::find_if(std::begin(kHopperTiles), std::end(kHopperTiles),
-                                          [rows](const HopperTile& t) { return t.rows == rows; });
-          REQUIRE(tile != std::end(kHopperTiles));
-          if (kinds.codes) REQUIRE(tile->codes);
-          if (kinds.bf16) REQUIRE(tile->bf16);
-          if (words) REQUIRE(HopperHasWords(rows));
+          const HopperTileRows chosen = HopperTileRowsFor(slots, experts, kinds, words);
+          if (words) REQUIRE((HopperHasWords(chosen.rows) && chosen.rests == 0));
+          for (const int32_t rows : {chosen.rows, chosen.rests}) {
+            if (rows == 0 && rows == chosen.rests) continue;
+            const auto* tile = std::find_if(std::begin(kHopperTiles), std::end(kHopperTiles),
+                                            [rows](const HopperTile& t) { return t.rows == rows; });
+            REQUIRE(tile != std::end(kHopperTiles));
+            if (kinds.codes) REQUIRE(tile->codes);
+            if (kinds.bf16) REQUIRE(tile->bf16);
+          }
+          if (chosen.rests == 0) continue;
+          // The second list has room behind the first one.
+          REQUIRE((slots > kFewSlots && 2 * chosen.rests <= chosen.rows));
+          REQUIRE(TileCapacity(slots, experts, chosen.rows) + std::min(slots, experts) <=
+                  TileCapacity(slots, experts, kTileRowChoices[0]));
         }
       }
     }
@@ -229,12 +237,12 @@ TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of wei
 
 TEST_CASE("layer plan: nearly all experts of a random routing fit Hopper's tile, until they are more than the widest holds") {
   for (int64_t mean : {12, 20, 32, 64, 100, 128}) {
-    const int32_t rows = HopperTileRowsFor(mean * 64, 64, kBf16Only, false);
+    const int32_t rows = HopperTileRowsFor(mean * 64, 64, kBf16Only, false).rows;
     INFO(mean << " rows an expert: tiles of " << rows);
     CHECK(rows >= mean + static_cast<int64_t>(std::sqrt(static_cast<double>(mean))));
     CHECK(rows <= 2 * mean + 16);
   }
-  for (const WeightKinds kinds : {kCodesOnly, kBf16Only}) CHECK(HopperTileRowsFor(2048 * 8, 8, kinds, false) >= 128);
+  for (const WeightKinds kinds : {kCodesOnly, kBf16Only}) CHECK(HopperTileRowsFor(2048 * 8, 8, kinds, false).rows >= 128);
 }
 
 TEST_CASE("layer plan: the sort has one block for few slots or very many experts, else blocks that read few counts each") {

@@ -20,7 +20,7 @@ struct SortCall {
   int32_t experts = 1;
   int32_t rows = 0;
   int32_t top_k = 1;
-  int32_t tile_rows = 64;
+  int32_t tile_rows = 64, rest_rows = 0;
   std::vector<int32_t> ids, counts;
   int32_t max_m = 0;
   bool all_to_one = false;
@@ -36,7 +36,7 @@ struct SortCall {
 
 struct Sorted {
   std::vector<int32_t> source, slot, expert, rank, position, totals;
-  std::vector<Tile> tiles;
+  std::vector<Tile> tiles, rests;
   std::vector<uint32_t> absmax;
 };
 
@@ -51,7 +51,8 @@ class SortSpace {
         expert_(static_cast<size_t>(slots)),
         rank_(static_cast<size_t>(slots)),
         position_(static_cast<size_t>(slots)),
-        tiles_(static_cast<size_t>(TileCapacity(slots, experts, kTileRowChoices[0]))) {}
+        tile_places_(static_cast<size_t>(TileCapacity(slots, experts, kTileRowChoices[0]) + std::min<int64_t>(slots, experts))),
+        tiles_(tile_places_) {}
 
   // `fresh`: the first call here, which must leave alone what lies behind its own rows.
   Sorted Run(const SortCall& call, bool fresh = true) {
@@ -61,6 +62,8 @@ class SortSpace {
     args.top_k = call.top_k;
     args.experts = call.experts;
     args.tile_rows = call.tile_rows;
+    args.rest_rows = call.rest_rows;
+    args.rest_first = static_cast<int32_t>(TileCapacity(slots_, call.experts, call.tile_rows));
     if (call.by() == SortBy::kIds) args.ids = ids.data();
     if (call.by() == SortBy::kCounts) args.counts = counts.data(), args.max_m = call.max_m;
     args.count = count_.data();
@@ -88,12 +91,19 @@ class SortSpace {
                      read(expert_, rows),
                      read(rank_, rows),
                      read(position_, call.by() == SortBy::kCounts ? 0 : call.slots()),
-                     totals_.Read(2),
+                     totals_.Read(call.rest_rows > 0 ? 3 : 2),
+                     {},
                      {},
                      absmax_.Read(2)};
     REQUIRE((sorted.totals[1] >= 0 && sorted.totals[1] <= TileCapacity(slots_, call.experts, call.tile_rows)));
     const size_t made = static_cast<size_t>(sorted.totals[1]);
-    sorted.tiles = tiles_.Read(fresh ? made : static_cast<size_t>(TileCapacity(slots_, call.experts, kTileRowChoices[0])));
+    if (call.rest_rows > 0) {
+      sorted.tiles = tiles_.Read(tile_places_);
+      const auto first = sorted.tiles.begin() + args.rest_first;
+      sorted.rests.assign(first, first + sorted.totals[2]);
+    } else {
+      sorted.tiles = tiles_.Read(fresh ? made : static_cast<size_t>(TileCapacity(slots_, call.experts, kTileRowChoices[0])));
+    }
     sorted.tiles.resize(made);
     return sorted;
   }
@@ -101,8 +111,9 @@ class SortSpace {
  private:
   const int64_t slots_;
   DeviceArray<int32_t> count_, source_, slot_, expert_, rank_, position_;
+  const size_t tile_places_;
   DeviceArray<Tile> tiles_;
-  DeviceArray<int32_t> totals_{2};
+  DeviceArray<int32_t> totals_{3};
   DeviceArray<uint32_t> absmax_{2};
 };
 
@@ -120,18 +131,22 @@ std::vector<std::vector<int32_t>> HostSort(const SortCall& call) {
 }
 
 void CheckTiles(const SortCall& call, const std::vector<std::vector<int32_t>>& want, const Sorted& got) {
-  std::vector<Tile> tiles;
+  std::vector<Tile> tiles, rests;
   int32_t begin = 0;
   for (size_t e = 0; e < want.size(); ++e) {
     const int32_t rows = static_cast<int32_t>(want[e].size());
     for (int32_t at = 0; at < rows; at += call.tile_rows) {
-      tiles.push_back({static_cast<int32_t>(e), begin + at, std::min(call.tile_rows, rows - at), 0});
+      auto& list = rows - at <= call.rest_rows ? rests : tiles;
+      list.push_back({static_cast<int32_t>(e), begin + at, std::min(call.tile_rows, rows - at), 0});
     }
     begin += rows;
   }
-  CHECK(got.totals == std::vector<int32_t>{begin, static_cast<int32_t>(tiles.size())});
+  std::vector<int32_t> totals = {begin, static_cast<int32_t>(tiles.size())};
+  if (call.rest_rows > 0) totals.push_back(static_cast<int32_t>(rests.size()));
+  CHECK(got.totals == totals);
   const auto same = [](const Tile& a, const Tile& b) { return a.expert == b.expert && a.begin == b.begin && a.count == b.count; };
   CHECK(std::equal(tiles.begin(), tiles.end(), got.tiles.begin(), got.tiles.end(), same));
+  CHECK(std::equal(rests.begin(), rests.end(), got.rests.begin(), got.rests.end(), same));
 }
 
 // The order within an expert is free; everything else has one right answer, or follows from the order.
@@ -201,6 +216,29 @@ TEST_CASE("sort: calls of every size, around the borders between the shapes of t
       RunAndCheck(call, slots);
     }
   }
+}
+
+TEST_CASE("sort: what an expert has beyond whole tiles is a tile of the second list where that is short enough") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint32_t seed = 50;
+  for (const int32_t slots : {129, 2048, 2049, 16384, 65536}) {
+    for (const int32_t experts : {1, 8, 128, 1025, kSharedExperts + 1}) {
+      for (const int32_t rest_rows : {32, 112}) {
+        SortCall call = RandomCall(slots, 1, experts, std::min(experts, 60), 10, ++seed);
+        call.tile_rows = 256;
+        call.rest_rows = rest_rows;
+        RunAndCheck(call, slots);
+      }
+    }
+  }
+  SortCall call;
+  call.experts = 5;
+  call.counts = {256, 257, 0, 288, 289};  // one more than a tile, as many as a rest has, one more
+  call.max_m = 300;
+  call.rows = 5 * call.max_m;
+  call.tile_rows = 256;
+  call.rest_rows = 32;
+  Check(call, SortSpace(static_cast<int64_t>(call.slots()), call.experts).Run(call));
 }
 
 TEST_CASE("sort: a call without any expert has no rows and no tiles") {
