@@ -269,8 +269,9 @@ cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, con
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
-  const int work = launch.tiles * ((launch.row_tiles + Layout::kTiles - 1) / Layout::kTiles);
-  return LaunchAfter(kernel, work < processors ? work : processors, Layout::kThreads, Layout::kBytes, stream, args, sort, launch.rests);
+  const int64_t work = static_cast<int64_t>(launch.tiles) * launch.row_tiles;
+  const unsigned int grid = static_cast<unsigned int>(work < processors ? work : processors);
+  return LaunchAfter(kernel, grid, Layout::kThreads, Layout::kBytes, stream, args, sort, launch.rests);
 }
 
 template <Codes kCodes, int kTokens, bool kMany>

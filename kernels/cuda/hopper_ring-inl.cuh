@@ -99,11 +99,25 @@ struct HopperWorkList {
     tiles = sort.tiles + (rests ? sort.rest_first : 0);
     tile_count = sort.totals[rests ? 2 : 1];
     row_tiles = weights.row_tiles;
-    each = most;
-    steps = (row_tiles + each - 1) / each;
+    each = EachFor(most);
+    steps = StepsOf(each);
   }
 
   __device__ int size() const { return tile_count * steps; }
+  __device__ int StepsOf(int at_once) const { return (row_tiles + at_once - 1) / at_once; }
+
+  // Row tiles of a piece: fewer than there are warpgroups for where the pieces would not come out even over the thread blocks. In
+  // hundredths of a full piece's time, what one of one or two row tiles takes.
+  __device__ int EachFor(int most) const {
+    constexpr int kTimes[][4] = {{0, 100, 0, 0}, {0, 62, 100, 0}, {0, 55, 78, 100}};
+    int best = most, least = 0;
+    for (int at_once = most; at_once >= 1; --at_once) {
+      const int grid = static_cast<int>(gridDim.x), waves = (tile_count * StepsOf(at_once) + grid - 1) / grid;
+      const int time = waves * kTimes[most - 1][at_once];
+      if (at_once == most || time < least) best = at_once, least = time;
+    }
+    return best;
+  }
 
   __device__ HopperWork Get(int at) const {
     const int band = kTilesAtOnce * steps;
