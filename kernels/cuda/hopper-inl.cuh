@@ -144,7 +144,7 @@ class HopperMath {
       for (int i = 0; i < kBatch; ++i) WarpgroupProduct<kTokens>::Add(sums_[half], operand[i], OperandB(rows, first + i));
       CommitProducts();
       WaitProducts<Layout::kOperandSets - 1>();  // the next batch's operands are free
-      if (batch == 0 && release) ring_.Release(RingPlace<Layout::kStages>{stage}.Previous());
+      if (batch == 0) ring_.Release(RingPlace<Layout::kStages>{stage}.Previous(), release);
     }
   }
 
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   const Ring<Layout> ring = {(SharedAddress(memory) + 1023) / 1024 * 1024, full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + Layout::kTiles * kScaleLanes : 1);
+      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
       InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
     }
     FenceBarrierInit();

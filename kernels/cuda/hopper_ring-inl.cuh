@@ -2,11 +2,11 @@
 //
 // A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its first
 // warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
-// copies; the other three warps make, row tile by row tile in turn, the pairs of bf16 that weights are multiplied by out of the scales
+// copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales
 // of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
 //
-// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and where there are groups one of each
-// thread of the scaling warp of each row tile; `empty` has one arrival of each multiplying warp.
+// Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
+// warp where there are groups; `empty` has one arrival of each multiplying warp.
 #ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
@@ -75,10 +75,11 @@ struct Ring {
   __device__ uint32_t Full(int stage) const { return full + stage * 8; }
   __device__ uint32_t Empty(int stage) const { return empty + stage * 8; }
 
-  // A multiplying warp has read all that it wants of the stage.
-  __device__ void Release(int stage) const {
+  // A multiplying warp has read all that it wants of the stage; where not `wanted` it has not. The warp meets in any case: under a
+  // condition the compiler leaves nothing of that, and tools see a race.
+  __device__ void Release(int stage, bool wanted = true) const {
     __syncwarp();  // all its threads have
-    if (threadIdx.x % 32 == 0) Arrive(Empty(stage));
+    if (wanted && threadIdx.x % 32 == 0) Arrive(Empty(stage));
   }
 };
 
@@ -227,53 +228,41 @@ class ScaleMaker {
   float per_group_, global_[2];
 };
 
-// The row tiles of all blocks of a piece of work, of which a scaling warp has every kScaleWarps-th.
-struct ScaleUnit {
-  int tile, block;
-  __device__ ScaleUnit(int unit, int row_tiles) : tile(unit % row_tiles), block(unit / row_tiles) {}
-  __device__ void Next(int row_tiles) {
-    for (tile += kScaleWarps; tile >= row_tiles; tile -= row_tiles) ++block;
-  }
-};
-
-// A scaling warp. What it makes next, and next but one, is read while the ring is not yet free for it, so that nobody waits for memory.
+// A scaling warp: every kScaleWarps-th block of all pieces of work is `which`'s. A block's scales are read while the warp's last
+// one is on its way, so that nobody waits for memory.
 template <Codes kCodes, int kTokens, int kSlots>
 __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
                            int which) {
   using Layout = HopperLayout<kCodes, kTokens>;
   using Maker = ScaleMaker<Layout, kSlots>;
   RingPlace<Layout::kStages> place{0, 1};
-  const int blocks = args.weights.blocks;
-  int turn = 0;  // whose the piece's first row tile is
+  int turn = 0;  // whose the next block is
   for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
     const Maker maker(args.weights, work);
-    int passed = 0;  // blocks, by `place`
-    ScaleUnit unit((which - turn + kScaleWarps) % kScaleWarps, work.row_tiles), ahead = unit;
-    typename Maker::Raw raw[2];
-    const auto read = [&](auto& to) {
-      if (ahead.block < blocks) maker.Read(ahead.tile, ahead.block, to);
-      ahead.Next(work.row_tiles);
+    typename Maker::Raw raw[Layout::kTiles];
+    const auto read = [&](int block) {
+      if (block >= args.weights.blocks) return;
+#pragma unroll
+      for (int tile = 0; tile < Layout::kTiles; ++tile) {
+        if (tile < work.row_tiles) maker.Read(tile, block, raw[tile]);
+      }
     };
-    const auto make = [&](auto& from) {
-      if (unit.block >= blocks) return;
-      for (; passed < unit.block; ++passed) place.Next();
-      WaitBarrier(ring.Empty(place.stage), place.parity);
-      maker.Store(from, ring.Stage(place.stage) + Layout::kScales + unit.tile * Layout::kScaleBytes);
-      // The last row tile of a block stands for those that are not there.
-      Arrive(ring.Full(place.stage), unit.tile + 1 == work.row_tiles ? Layout::kTiles - unit.tile : 1);
-      unit.Next(work.row_tiles);
-    };
-    read(raw[0]);
-    read(raw[1]);
-    while (unit.block < blocks) {
-      make(raw[0]);
-      read(raw[0]);
-      make(raw[1]);
-      read(raw[1]);
+    read((which - turn + kScaleWarps) % kScaleWarps);
+    for (int block = 0; block < args.weights.blocks; ++block) {
+      if (turn == which) {
+        WaitBarrier(ring.Empty(place.stage), place.parity);
+#pragma unroll
+        for (int tile = 0; tile < Layout::kTiles; ++tile) {
+          const uint32_t to = ring.Stage(place.stage) + Layout::kScales + tile * Layout::kScaleBytes;
+          if (tile < work.row_tiles) maker.Store(raw[tile], to);
+        }
+        Arrive(ring.Full(place.stage));
+        read(block + kScaleWarps);
+      }
+      turn = turn + 1 == kScaleWarps ? 0 : turn + 1;
+      place.Next();
     }
-    for (; passed < blocks; ++passed) place.Next();
-    turn = (turn + blocks * work.row_tiles) % kScaleWarps;
   }
 }
 

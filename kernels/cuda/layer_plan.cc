@@ -209,6 +209,7 @@ bool Exists(const HopperTile& tile, WeightKinds kinds, bool words) {
 }  // namespace
 
 HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds, bool words) {
+  constexpr int kRestsFrom = 256;  // rows; rests of smaller tiles, and of bf16's, are not worth their launches
   const double mean = MeanRows(slots, experts);
   HopperTileRows best;
   double least = 0;
@@ -219,7 +220,7 @@ HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kin
     if (!Exists(tile, kinds, words)) continue;
     const double tiles = ExpectedTiles(mean, tile.rows);
     offer(tiles * tile.cost, 0, {tile.rows, 0});
-    if (words || slots <= kFewSlots || mean < tile.rows) continue;
+    if (words || kinds.bf16 || tile.rows < kRestsFrom || slots <= kFewSlots || mean < tile.rows) continue;
     for (const HopperTile& rest : kHopperTiles) {
       if (rest.rows * 2 > tile.rows || !Exists(rest, kinds, false)) continue;
       const double share = ShareOfRests(mean, tile.rows, rest.rows);

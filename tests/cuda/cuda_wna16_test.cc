@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/cuda/cuda_backends.h"
+#include "kernels/cuda/layer_plan.h"
 #include "tests/cuda/gpu.h"
 #include "tests/cuda/gpu_layers.h"
 #include "tests/support/cpu_layers.h"
@@ -193,6 +194,30 @@ TEST_CASE("cuda_wna16: repeats are bitwise equal, equal rows too, and NaN stays 
     REQUIRE(dirty.ok());
     for (int64_t row = 0; row < 400; ++row) {
       CHECK((std::memcmp(first->data() + row * 320, dirty->data() + row * 320, 320 * sizeof(float)) == 0) == (row != 7));
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: equal rows are bitwise equal in whole tiles and in what lies beyond them") {
+  if (!HaveGpu()) return Skip("no GPU");
+  constexpr int64_t kRows = 600, kHidden = 320;
+  REQUIRE(cuda::HopperTileRowsFor(kRows, 2, {.codes = true, .bf16 = false}, false).rests > 0);
+  uint64_t seed = 5450;
+  for (const WeightScheme& scheme :
+       {Weights(ElementType::kInt4, ScaleType::kF16, {1, 64}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 0})}) {
+    const JudgedLayer layer(Desc(2, 1, kHidden, 192, scheme), ++seed, Wna16());
+    RandomBatch batch(layer.desc(), kRows, 1, DType::kBf16, seed);
+    const size_t row_bytes = kHidden * sizeof(uint16_t);
+    for (int64_t row = 1; row < kRows; ++row) {
+      std::memcpy(batch.x.data() + static_cast<size_t>(row) * row_bytes, batch.x.data(), row_bytes);
+      batch.weights[static_cast<size_t>(row)] = batch.weights[0];
+    }
+    for (int64_t row = 0; row < kRows; ++row) batch.ids[static_cast<size_t>(row)] = row < kRows / 2 ? 0 : 1;
+    const auto out = RunOnGpu(layer.moe(), batch.view(), DType::kF32);
+    REQUIRE(out.ok());
+    for (int64_t row = 0; row < kRows; ++row) {
+      const float* first = out->data() + (row < kRows / 2 ? 0 : kRows / 2) * kHidden;
+      CHECK(std::memcmp(first, out->data() + row * kHidden, kHidden * sizeof(float)) == 0);
     }
   }
 }
