@@ -1,12 +1,12 @@
 // Products on Hopper: rows of bf16 values or codes times packed weights by wgmma, weights decoded into its register operand.
 //
-// Each of two or three multiplying warpgroups has one row tile (128 features; of a paired matrix gate and up of 64, so that a feature's
-// two sums end in the same thread), or half of one, and all rows of the tile, which it shares with the others; a warpgroup more fills
-// the ring that they read (hopper_ring-inl.cuh). While a batch of products is under way the weights of the next one are decoded. Under
-// scales of groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs multiplies the sums
-// instead, and no weight is rounded. Codes have no stored zero points: where their mean is far from 0, the rounding of a group's
-// weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ from those of
-// gemm-inl.cuh; they depend on the row and the weights only.
+// Each of two or three multiplying warpgroups has one row tile (128 features; of a paired matrix gate and up of 64, so that a
+// feature's two sums end in the same thread), or half of one, and all rows of the tile, which it shares with the others; a warpgroup
+// more fills the ring that they read (hopper_ring-inl.cuh). While a batch of products is under way the weights of the next one are
+// decoded. Under scales of groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs
+// multiplies the sums instead, and no weight is rounded. Codes have no stored zero points: where their mean is far from 0, the
+// rounding of a group's weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ
+// from those of gemm-inl.cuh; they depend on the row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
@@ -22,14 +22,14 @@
 
 namespace moed::cuda {
 
-// Registers of a thread. A thread block has what it was launched with, 168 for each thread of three warpgroups, 128 of four, and one
-// that asks for more than others gave back waits for ever.
+// Registers of a thread. A thread block has what it was launched with, 168 for each thread of three warpgroups, 128 of four, and
+// one that asks for more than others gave back waits for ever.
 inline constexpr int kProducerRegisters = 56;
 constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 152; }
 static_assert(kProducerRegisters + 2 * MathRegisters(2) <= 3 * 168 && kProducerRegisters + 3 * MathRegisters(3) <= 4 * 128);
 
-// One warpgroup's part of every piece of work. `kMany`: blocks have two or four slots of scales, not one or none. More than two loops in a kernel, and the compiler finds no
-// registers for products that are under way (C7512).
+// One warpgroup's part of every piece of work. `kMany`: blocks have two or four slots of scales, not one or none. With more than two
+// loops in a kernel the compiler finds no registers for products that are under way (C7512).
 template <Codes kCodes, int kTokens, Results kResults, bool kMany>
 class HopperMath {
  public:
@@ -84,7 +84,8 @@ class HopperMath {
         operand[reg] = DecodeSymmetric<kCodes>(chunk[step / kOfChunk], step % kOfChunk, reg);
         // By an operation with a 0 that the compiler does not know: else the operand would be the registers that chunks are loaded
         // into, while a product still reads them.
-        if constexpr (kCodes == Codes::kBf16) asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(operand[reg]) : "r"(operand[reg]), "r"(unknown_zero));
+        if constexpr (kCodes == Codes::kBf16)
+          asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(operand[reg]) : "r"(operand[reg]), "r"(unknown_zero));
       }
     }
   };
@@ -144,7 +145,7 @@ class HopperMath {
       for (int i = 0; i < kBatch; ++i) WarpgroupProduct<kTokens>::Add(sums_[half], operand[i], OperandB(rows, first + i));
       CommitProducts();
       WaitProducts<Layout::kOperandSets - 1>();  // the next batch's operands are free
-      if (batch == 0) ring_.Release(RingPlace<Layout::kStages>{stage}.Previous(), release);
+      if (batch == 0 && release) ring_.Release(RingPlace<Layout::kStages>{stage}.Previous());
     }
   }
 
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
       InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
-      InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads / 32);
+      InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads);
     }
     FenceBarrierInit();
   }

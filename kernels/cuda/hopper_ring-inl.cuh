@@ -1,12 +1,12 @@
 // The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
 //
-// A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its first
-// warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
+// A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its
+// first warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
 // copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales
 // of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
-// warp where there are groups; `empty` has one arrival of each multiplying warp.
+// warp where there are groups; `empty` has one arrival of each multiplying thread.
 #ifndef MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
@@ -44,8 +44,8 @@ struct HopperLayout {
   static constexpr int kStageBytes = (kScales + kTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
 
-  // What a warpgroup puts its results into (hopper_store-inl.cuh): so many rows at a time, of float32 at most, each 16 bytes longer,
-  // against bank conflicts. A stage of bf16 weights is large, and there must be four of them.
+  // What a warpgroup puts its results into (hopper_store-inl.cuh): so many rows at a time, of float32 at most, each 16 bytes
+  // longer, against bank conflicts. A stage of bf16 weights is large, and there must be four of them.
   static constexpr int kChunk = IsScaled(kCodes) ? 32 : 16;
   static constexpr int kStagingBytes = kChunk * (kHalves * kHalfRows * 4 + 16);
   static constexpr int kFitting = (kRoom - kMathGroups * kStagingBytes) / kStageBytes;
@@ -75,12 +75,9 @@ struct Ring {
   __device__ uint32_t Full(int stage) const { return full + stage * 8; }
   __device__ uint32_t Empty(int stage) const { return empty + stage * 8; }
 
-  // A multiplying warp has read all that it wants of the stage; where not `wanted` it has not. The warp meets in any case: under a
-  // condition the compiler leaves nothing of that, and tools see a race.
-  __device__ void Release(int stage, bool wanted = true) const {
-    __syncwarp();  // all its threads have
-    if (wanted && threadIdx.x % 32 == 0) Arrive(Empty(stage));
-  }
+  // A multiplying thread has read all that it wants of the stage. Each arrives for itself: that costs nothing that can be
+  // measured, and one that arrives for its warp looks like a race to tools.
+  __device__ void Release(int stage) const { Arrive(Empty(stage)); }
 };
 
 // A piece of work: a tile of rows and the first of its row tiles.

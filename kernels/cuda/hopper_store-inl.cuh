@@ -133,7 +133,8 @@ class StagedStore {
 #pragma unroll
     for (int i = 0; i < kChunk * kPieces / kThreads; ++i) {
       const int row = i * (kThreads / kPieces) + thread / kPieces;
-      if (row < rows) *reinterpret_cast<uint4*>(out + row * stride + piece * 8) = LoadShared16(staging_ + row * kPitch + piece * 16);
+      if (row >= rows) continue;
+      *reinterpret_cast<uint4*>(out + row * stride + piece * 8) = LoadShared16(staging_ + row * kPitch + piece * 16);
     }
   }
 

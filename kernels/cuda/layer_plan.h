@@ -91,8 +91,9 @@ struct WeightKinds {
 };
 WeightKinds KindsOf(const LayerPlan& plan);
 
-// The same for Hopper's own products, which do not have every size for every kind of weights and of results (`words`: float32). Where
-// experts have many rows, what whole tiles leave may have tiles of its own, of `rests` rows at most (SortArgs::rest_rows), or 0.
+// The same for Hopper's own products, which do not have every size for every kind of weights and of results (`words`: float32).
+// Where experts have many rows, what whole tiles leave may have tiles of its own, of `rests` rows at most (SortArgs::rest_rows),
+// or 0.
 struct HopperTileRows {
   int32_t rows = 0, rests = 0;
 };

@@ -43,11 +43,11 @@ __device__ inline float LoadShared4(uint32_t address) {
   return v;
 }
 
-// Four 8 x 8 matrices of 16-bit elements, of which lane 4 g + t has two neighbours of row g each, transposed: lane 8 m + r gives the
-// address of 16 bytes for column r of matrix m.
+// Four 8 x 8 matrices of 16-bit elements, of which lane 4 g + t has two neighbours of row g each, transposed: lane 8 m + r gives
+// the address of 16 bytes for column r of matrix m.
 __device__ inline void StoreTransposed(uint32_t address, const uint32_t (&pair)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(pair[0]), "r"(pair[1]),
-               "r"(pair[2]), "r"(pair[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(pair[0]),
+               "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
                : "memory");
 }
 
