@@ -90,7 +90,7 @@ class HopperMath {
     }
   };
 
-  // Of a piece of work without a second row tile.
+  // Of a piece of work that has no row tile for the warpgroup.
   __device__ void PassBlocks() {
     for (int block = 0; block < blocks_; ++block) {
       WaitBarrier(ring_.Full(place_.stage), place_.parity);
