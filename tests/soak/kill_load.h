@@ -18,8 +18,8 @@ struct KillLoadOptions {
   int rounds = 4;
 };
 
-// Prints the figures; whether the others lost nothing, their p99 was at most 1.5 times that without any end and that of ends without a
-// kill, and the server kept nothing of the dead. Errors: what keeps it from running.
+// Prints the figures; whether the others lost nothing, their p99 was at most 1.5 times that without any end and that of ends
+// without a kill, and the server kept nothing of the dead. Errors: what keeps it from running.
 absl::StatusOr<bool> RunKillLoad(const KillLoadOptions& options);
 
 }  // namespace moed::testing
