@@ -42,9 +42,12 @@ class Echo {
   absl::StatusOr<double> Call(size_t bytes);
   // The same as the bytes of a message, which both sides make and parse as generated code does.
   absl::StatusOr<double> CallMessage(size_t bytes);
-  // A short message each way, between which the server copies `bytes` as the bench layer does; microseconds without that copy. What
-  // remains is what the call costs where processors have slept, and caches have been emptied, for as long as a layer takes.
-  absl::StatusOr<double> CallWork(size_t bytes);
+  // A short message each way, between which the server copies `bytes`, at most kMostWork, from one place of memory that both
+  // processes share to another, as the bench layer does; microseconds without that copy. What remains is what the call costs where
+  // processors have slept, and caches have been emptied, for as long as a layer takes. `copies`: before it the client copies as many
+  // bytes to the first place, and after it from the second, as a client of a session does whose tensors are elsewhere.
+  absl::StatusOr<double> CallWork(size_t bytes, bool copies);
+  static constexpr size_t kMostWork = size_t{4} << 20;
 
  private:
   struct Impl;

@@ -4,8 +4,9 @@
 //
 // Starts `moed serve --bench-layer`, whose layer only copies its input, and servers of the bare things, each in its own process, all
 // at unix sockets. In turn, round after round, each is called some times; a row is the median of a transport's calls, less the
-// time that the server computed, and the bare thing's median in the same rounds. Default settings everywhere: no environment, no
-// option but the addresses.
+// time that the server computed, and the bare thing's median in the same rounds. Those of a ring are also less what the engine takes
+// beside computing for a program that has it in itself, since that is what they replace. Default settings everywhere: no
+// environment, no option but the addresses.
 // FILTER: only rows whose "CASE/TRANSPORT" has it. Exit code: 0 ok, 1 a call failed, 2 usage or set-up.
 #include <unistd.h>
 
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "bench/rpc_bare.h"
+#include "bench/rpc_in_process.h"
 #include "client/moed_client.h"
 
 namespace moed::bench {
@@ -37,6 +39,7 @@ using client::Transport;
 using std::chrono::steady_clock;
 
 constexpr int64_t kHidden = 7168;  // H of the layer
+constexpr int64_t kMostRows = 256;
 constexpr int kSpinUs = 50;        // as the client and the server look at a ring before they sleep
 constexpr size_t kHeaderBytes = 40;  // of a request without tensors, about
 
@@ -60,8 +63,10 @@ struct Case {
 struct Row {
   const Case* what;
   double p50_us = 0, p99_us = 0, compute_us = 0, bare_us = 0;
+  double server_us = 0;   // between receiving and answering, beside compute
+  double engine_us = 0;   // in process, beside compute; of rings
   double wanted_us() const { return what->bar * bare_us + what->plus_us; }
-  double net_us() const { return p50_us - compute_us; }
+  double net_us() const { return p50_us - compute_us - engine_us; }
 };
 
 double Quantile(std::vector<double> values, double q) {
@@ -100,13 +105,14 @@ class Caller {
     return caller;
   }
 
-  // Microseconds of one call, and of the layer's part in it.
-  absl::StatusOr<double> Call(double* compute_us) {
+  // Microseconds of one call; adds the layer's part in it, and the rest of the server's, to the lists.
+  absl::StatusOr<double> Call(std::vector<double>* compute_us, std::vector<double>* server_us) {
     const auto begin = steady_clock::now();
     absl::StatusOr<client::ForwardResult> result = client_->ForwardInto(call_, output_);
     const double micros = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
     if (!result.ok()) return result.status();
-    *compute_us = static_cast<double>(result->timing.compute_us);
+    compute_us->push_back(static_cast<double>(result->timing.compute_us));
+    server_us->push_back(static_cast<double>(result->timing.receive_us + result->timing.queue_us + result->timing.send_us));
     return micros;
   }
 
@@ -122,27 +128,32 @@ class Caller {
   client::ForwardCall call_;
 };
 
-absl::StatusOr<Row> Measure(const std::string& address, const Case& what, double seconds) {
+absl::StatusOr<Row> Measure(const std::string& address, const Case& what, InProcess* in_process, double seconds) {
   absl::StatusOr<std::unique_ptr<Caller>> caller = Caller::Make(address, what);
   if (!caller.ok()) return caller.status();
-  std::vector<double> ours, compute, bare;
+  std::vector<double> ours, compute, server, bare, engine;
   constexpr int kPerRound = 20;
   const auto end = steady_clock::now() + std::chrono::duration<double>(seconds);
   for (int round = 0; round < 3 || steady_clock::now() < end; ++round) {
     for (int i = 0; i < kPerRound; ++i) {
-      double compute_us = 0;
-      const absl::StatusOr<double> micros = (*caller)->Call(&compute_us);
+      const absl::StatusOr<double> micros = (*caller)->Call(&compute, &server);
       if (!micros.ok()) return micros.status();
-      if (round > 0) ours.push_back(*micros), compute.push_back(compute_us);
+      if (round > 0) ours.push_back(*micros);
     }
     for (int i = 0; i < kPerRound; ++i) {
       const absl::StatusOr<double> micros = what.bare_us();
       if (!micros.ok()) return micros.status();
       if (round > 0) bare.push_back(*micros);
     }
+    for (int i = 0; i < kPerRound && what.transport == Transport::kRing; ++i) {
+      const absl::StatusOr<double> micros = in_process->Call(what.rows);
+      if (!micros.ok()) return micros.status();
+      if (round > 0) engine.push_back(*micros);
+    }
   }
   if (!(*caller)->Right()) return absl::InternalError(absl::StrCat(what.name, ": the answer is not the input"));
-  return Row{&what, Quantile(ours, 0.5), Quantile(ours, 0.99), Quantile(compute, 0.5), Quantile(bare, 0.5)};
+  return Row{&what, Quantile(ours, 0.5), Quantile(ours, 0.99), Quantile(compute, 0.5), Quantile(bare, 0.5), Quantile(server, 0.5),
+             Quantile(engine, 0.5)};
 }
 
 // The bare things, made once.
@@ -177,12 +188,14 @@ std::vector<Case> Cases(Bare& bare) {
   };
   const auto ping_pong = [&bare]() -> absl::StatusOr<double> { return bare.ping_pong->Call(); };
   const auto looking = [&bare]() -> absl::StatusOr<double> { return bare.looking->Call(); };
-  const auto echo_and_work = [&bare](size_t bytes) { return [&bare, bytes] { return bare.tuned->CallWork(bytes); }; };
+  const auto echo_and_work = [&bare](size_t bytes, bool copies) {
+    return [&bare, bytes, copies] { return bare.tuned->CallWork(bytes, copies); };
+  };
   const auto ping_pong_and_work = [&bare](size_t bytes) {
     return [&bare, bytes]() -> absl::StatusOr<double> { return bare.looking->CallWork(bytes); };
   };
   std::vector<Case> cases = {{"header", Transport::kRpc, 0, false, "echo", echo(kHeaderBytes), 1.15, 0}};
-  for (const int64_t rows : {64, 256}) {
+  for (const int64_t rows : {int64_t{64}, kMostRows}) {
     const size_t bytes = static_cast<size_t>(rows * kHidden) * 2;
     const std::string name = rows == 64 ? "918KB" : "3.67MB";
     cases.push_back({name, Transport::kRpc, rows, false, "echo of a message", message(bytes), 1.15, 0});
@@ -190,9 +203,11 @@ std::vector<Case> Cases(Bare& bare) {
     cases.push_back({name + "-in-place", Transport::kRpc, rows, true, "echo of a message", message(bytes), 1.15, 0});
     cases.push_back({name + "-defaults", Transport::kRpc, rows, false, "echo, glibc's defaults in the server", defaults(bytes), 1.15, 0});
     cases.push_back({name, Transport::kSharedMemory, rows, false, "header echo + two copies", header_and_copies(bytes), 1.2, 0});
-    cases.push_back({name + "-in-place", Transport::kSharedMemory, rows, true, "header echo", echo(kHeaderBytes), 1.2, 0});
     cases.push_back(
-        {name + "-in-place-work", Transport::kSharedMemory, rows, true, "header echo around a copy", echo_and_work(bytes), 1.2, 0});
+        {name + "-work", Transport::kSharedMemory, rows, false, "that, shared, around a copy", echo_and_work(bytes, true), 1.2, 0});
+    cases.push_back({name + "-in-place", Transport::kSharedMemory, rows, true, "header echo", echo(kHeaderBytes), 1.2, 0});
+    cases.push_back({name + "-in-place-work", Transport::kSharedMemory, rows, true, "header echo around a copy",
+                     echo_and_work(bytes, false), 1.2, 0});
     cases.push_back({name + "-in-place", Transport::kRing, rows, true, "futex ping-pong", ping_pong, 1.5, 5});
     cases.push_back(
         {name + "-in-place-work", Transport::kRing, rows, true, "ping-pong around a copy", ping_pong_and_work(bytes), 1.5, 5});
@@ -203,15 +218,17 @@ std::vector<Case> Cases(Bare& bare) {
 }
 
 void Print(const std::vector<Row>& rows) {
-  std::printf("%-18s %-14s %10s %10s %10s %10s  %-38s %10s %7s %10s\n", "case", "transport", "bytes", "p50 us", "p99 us", "compute",
-              "bare thing", "bare us", "ratio", "wanted us");
+  std::printf("%-19s %-13s %9s %9s %9s %8s %8s %7s  %-36s %9s %6s %9s\n", "case", "transport", "bytes", "p50 us", "p99 us",
+              "compute", "server", "engine", "bare thing", "bare us", "ratio", "wanted us");
   for (const Row& row : rows) {
-    std::printf("%-18s %-14s %10lld %10.1f %10.1f %10.1f  %-38s %10.1f %7.2f %10.1f%s\n", row.what->name.c_str(),
+    std::printf("%-19s %-13s %9lld %9.1f %9.1f %8.1f %8.1f %7.1f  %-36s %9.1f %6.2f %9.1f%s\n", row.what->name.c_str(),
                 client::TransportName(row.what->transport), static_cast<long long>(row.what->rows * kHidden * 2), row.p50_us, row.p99_us,
-                row.compute_us, row.what->bare.c_str(), row.bare_us, row.net_us() / row.bare_us, row.wanted_us(),
+                row.compute_us, row.server_us, row.engine_us, row.what->bare.c_str(), row.bare_us, row.net_us() / row.bare_us,
+                row.wanted_us(),
                 row.net_us() <= row.wanted_us() ? "" : "  missed");
   }
-  std::printf("ratio: (p50 - compute) by the bare thing; wanted: the bar on p50 - compute\n");
+  std::printf("server: what it says of its time beside compute; engine: of the same call in process, beside compute\n"
+              "ratio: (p50 - compute - engine) by the bare thing; wanted: the bar on that difference\n");
 }
 
 bool WriteJson(const std::vector<Row>& rows, const std::string& path) {
@@ -220,8 +237,8 @@ bool WriteJson(const std::vector<Row>& rows, const std::string& path) {
     list.push_back({{"bench", "rpc"}, {"shape", row.what->name}, {"scheme", "none"}, {"backend", "echo"},
                     {"transport", client::TransportName(row.what->transport)}, {"tokens", row.what->rows},
                     {"bytes", row.what->rows * kHidden * 2}, {"ms", row.p50_us / 1e3}, {"p50_us", row.p50_us}, {"p99_us", row.p99_us},
-                    {"compute_us", row.compute_us}, {"ceiling", row.what->bare}, {"ceiling_us", row.bare_us},
-                    {"fraction", row.bare_us / row.net_us()}, {"wanted_us", row.wanted_us()}});
+                    {"compute_us", row.compute_us}, {"server_us", row.server_us}, {"engine_us", row.engine_us},
+                    {"ceiling", row.what->bare}, {"ceiling_us", row.bare_us}, {"fraction", row.bare_us / row.net_us()}, {"wanted_us", row.wanted_us()}});
   }
   std::ofstream file(path);
   file << list.dump(1) << "\n";
@@ -246,11 +263,13 @@ absl::Status Run(const Options& options, const std::string& folder) {
   if (!moed.ok()) return moed.status();
   absl::StatusOr<Bare> bare = Bare::Start(folder);
   if (!bare.ok()) return bare.status();
+  absl::StatusOr<std::unique_ptr<InProcess>> in_process = InProcess::Make(kHidden, kMostRows);
+  if (!in_process.ok()) return in_process.status();
   const std::vector<Case> cases = Cases(*bare);
   std::vector<Row> rows;
   for (const Case& one : cases) {
     if (absl::StrCat(one.name, "/", client::TransportName(one.transport)).find(options.filter) == std::string::npos) continue;
-    absl::StatusOr<Row> row = Measure("unix:" + folder + "/moed.sock", one, options.seconds);
+    absl::StatusOr<Row> row = Measure("unix:" + folder + "/moed.sock", one, in_process->get(), options.seconds);
     if (!row.ok()) return row.status();
     rows.push_back(*row);
   }
