@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -33,9 +34,9 @@ constexpr double kWantedP99 = 1.5;
 constexpr int kWindows = 3;       // of which the first, for connections, is not counted
 constexpr std::chrono::seconds kHang(120);
 
-enum class End { kNone, kByItself, kKilled };
-constexpr std::array<const char*, 3> kEndNames = {"nobody ends", "one ends by itself, over and over",
-                                                  "one is killed, over and over"};
+enum class End { kNone, kStranger, kByItself, kKilled };
+constexpr std::array<const char*, 4> kEndNames = {"nobody ends", "strangers are killed, one after the other",
+                                                  "one ends by itself, over and over", "one is killed, over and over"};
 
 struct Kind {
   std::string name, model;
@@ -83,53 +84,92 @@ Seen SeenBy(const std::string& output, int first) {
   return seen;
 }
 
+// Whether a process was stopped by a signal.
+bool Stopped(pid_t pid) {
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(") ");
+  return name_end != std::string::npos && stat.compare(name_end + 2, 1, "T") == 0;
+}
+
 class KillLoad {
  public:
   KillLoad(const KillLoadOptions& options, Kind kind) : options_(options), kind_(std::move(kind)) {}
 
-  absl::StatusOr<bool> Run(const std::string& folder) {
+  absl::StatusOr<bool> Run(const std::string& folder, const std::string& beside_folder) {
     absl::StatusOr<std::unique_ptr<SoakServer>> server =
         SoakServer::Start(options_.moed, folder, {"m=" + kind_.model}, kind_.options);
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
+    absl::StatusOr<std::unique_ptr<SoakServer>> beside =
+        SoakServer::Start(options_.moed, beside_folder, {"m=" + kind_.model}, kind_.options);
+    if (!beside.ok()) return beside.status();
+    beside_ = *std::move(beside);
     const auto alone = Start(kWindows, options_.window_s, 0, 1, 1);
     alone->Wait(kHang);
     alone_us_ = SeenBy(alone->Stdout(), 1).Quantile(0.5);
     if (alone_us_ <= 0) return absl::InternalError(absl::StrCat(kind_.name, ": no call was answered: ", alone->Stderr()));
     std::array<Seen, kEndNames.size()> seen;
     for (int round = 0; round < options_.rounds; ++round) {
-      for (size_t i = 0; i < seen.size(); ++i) seen[i].Add(Measure(static_cast<End>(i)));
+      for (size_t i = 0; i < seen.size(); ++i) {
+        const absl::StatusOr<Seen> more = Measure(static_cast<End>(i));
+        if (!more.ok()) return more.status();
+        seen[i].Add(*more);
+      }
     }
     const ProcessNumbers after = Idle();
     return Report(seen, after, server_->Stop());
   }
 
  private:
-  std::unique_ptr<Process> Start(int windows, double window_s, double rate, int concurrency, uint32_t seed) const {
-    return Process::Start({options_.program, "load", "--server", server_->unix_socket(), "--layer", absl::StrCat(kind_.layer),
-                           "--rows", absl::StrCat(kind_.rows), "--hidden", absl::StrCat(kind_.hidden), "--windows",
-                           absl::StrCat(windows), "--window", absl::StrCat(window_s), "--concurrency", absl::StrCat(concurrency),
-                           "--rate", absl::StrCat(rate), "--transport", kind_.transport, "--list", "--seed", absl::StrCat(seed)});
+  std::vector<std::string> Arguments(const SoakServer& server, int windows, double window_s, double rate, int concurrency,
+                                     uint32_t seed) const {
+    return {options_.program, "load", "--server", server.unix_socket(), "--layer", absl::StrCat(kind_.layer), "--rows",
+            absl::StrCat(kind_.rows), "--hidden", absl::StrCat(kind_.hidden), "--windows", absl::StrCat(windows), "--window",
+            absl::StrCat(window_s), "--concurrency", absl::StrCat(concurrency), "--rate", absl::StrCat(rate), "--transport",
+            kind_.transport, "--list", "--seed", absl::StrCat(seed)};
   }
 
-  // What the others saw while the third client ended in that way.
-  Seen Measure(End end) {
+  std::unique_ptr<Process> Start(int windows, double window_s, double rate, int concurrency, uint32_t seed) const {
+    return Process::Start(Arguments(*server_, windows, window_s, rate, concurrency, seed));
+  }
+
+  // The clients that will end, each connected and stopped.
+  absl::StatusOr<std::vector<std::unique_ptr<Process>>> StartStopped(End end, double rate, double seconds) {
+    std::vector<std::unique_ptr<Process>> clients;
+    const int count = end == End::kNone ? 0 : static_cast<int>(std::ceil(seconds / kLife));
+    for (int i = 0; i < count; ++i) {
+      const SoakServer& server = end == End::kStranger ? *beside_ : *server_;
+      std::vector<std::string> arguments = Arguments(server, 1, end == End::kKilled ? 60 : kLife, rate, 2, ++seed_);
+      arguments.push_back("--stopped");
+      clients.push_back(Process::Start(arguments));
+    }
+    const auto end_of_wait = steady_clock::now() + kHang;
+    for (const auto& client : clients) {
+      while (!Stopped(client->pid()) && steady_clock::now() < end_of_wait) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (!Stopped(client->pid())) return absl::InternalError(absl::StrCat("a client did not connect: ", client->Stderr()));
+    }
+    return clients;
+  }
+
+  // What the others saw while clients ended in that way. Of strangers and where nobody ends a third client lives beside them.
+  absl::StatusOr<Seen> Measure(End end) {
     const double rate = kBusy * 1e6 / alone_us_ / (kOthers + 1);
     const double seconds = options_.window_s * kWindows;
+    absl::StatusOr<std::vector<std::unique_ptr<Process>>> ending = StartStopped(end, rate, seconds);
+    if (!ending.ok()) return ending.status();
     std::vector<std::unique_ptr<Process>> others;
     for (int i = 0; i < kOthers; ++i) others.push_back(Start(kWindows, options_.window_s, rate, 2, ++seed_));
-    const auto until = steady_clock::now() + std::chrono::duration<double>(seconds);
-    int ends = 0, wrong_ends = 0;
-    do {
-      const double life = end == End::kNone ? seconds : kLife;
-      const auto one = Start(1, end == End::kKilled ? 60 : life, rate, 2, ++seed_);
-      if (end == End::kKilled) std::this_thread::sleep_for(std::chrono::duration<double>(life)), one->Signal(SIGKILL);
-      const int exit_code = one->Wait(kHang).value_or(-1);
-      ++ends, wrong_ends += exit_code != (end == End::kKilled ? 128 + SIGKILL : 0);
-    } while (steady_clock::now() < until);
+    std::unique_ptr<Process> third;
+    if (end == End::kNone || end == End::kStranger) third = Start(1, seconds, rate, 2, ++seed_);
     Seen all;
+    for (const auto& one : *ending) {
+      const auto until = steady_clock::now() + std::chrono::duration<double>(kLife);
+      if (end != End::kStranger) one->Signal(SIGCONT);
+      if (end != End::kByItself) std::this_thread::sleep_until(until), one->Signal(SIGKILL);
+      ++all.ends, all.wrong_ends += one->Wait(kHang).value_or(-1) != (end == End::kByItself ? 0 : 128 + SIGKILL);
+    }
+    if (third != nullptr) all.wrong_ends += third->Wait(kHang).value_or(-1) != 0;
     for (const auto& one : others) one->Wait(kHang), all.Add(SeenBy(one->Stdout(), 1));
-    all.ends += ends, all.wrong_ends += wrong_ends;
     return all;
   }
 
@@ -155,17 +195,21 @@ class KillLoad {
                                           seen[i].Quantile(0.5) / 1000, seen[i].Quantile(0.99) / 1000), "", true);
     }
     const Seen& none = seen[0];
-    const Seen& ended = seen[1];
-    const Seen& killed = seen[2];
+    const Seen& strangers = seen[1];
+    const Seen& ended = seen[2];
+    const Seen& killed = seen[3];
     const auto ratio = [](const Seen& a, const Seen& b) { return b.times_us.empty() ? 0 : a.Quantile(0.99) / b.Quantile(0.99); };
     check("clients killed", absl::StrCat(killed.ends), "> 0", killed.ends > 0);
-    check("others' p99, by that when one ends by itself", absl::StrFormat("%.2f x", ratio(killed, ended)),
-          absl::StrFormat("<= %.1f x", kWantedP99), ratio(killed, ended) > 0 && ratio(killed, ended) <= kWantedP99);
-    check("others' p99, by that when nobody ends", absl::StrFormat("%.2f x", ratio(killed, none)),
-          absl::StrFormat("<= %.1f x", kWantedP99), ratio(killed, none) > 0 && ratio(killed, none) <= kWantedP99);
-    const double lost = none.lost + ended.lost + killed.lost;
+    const auto check_ratio = [&](const std::string& than, const Seen& base) {
+      check("others' p99, by that when " + than, absl::StrFormat("%.2f x", ratio(killed, base)),
+            absl::StrFormat("<= %.1f x", kWantedP99), ratio(killed, base) > 0 && ratio(killed, base) <= kWantedP99);
+    };
+    check_ratio("nobody ends", none);
+    check_ratio("one ends by itself", ended);
+    check_ratio("strangers are killed", strangers);
+    const double lost = none.lost + strangers.lost + ended.lost + killed.lost;
     check("calls that the others lost", absl::StrCat(lost), "0", lost == 0);
-    const int wrong_ends = none.wrong_ends + ended.wrong_ends + killed.wrong_ends;
+    const int wrong_ends = none.wrong_ends + strangers.wrong_ends + ended.wrong_ends + killed.wrong_ends;
     check("clients that ended otherwise", absl::StrCat(wrong_ends), "0", wrong_ends == 0);
     check("sessions that are left", absl::StrCat(after.sessions), "0", after.sessions == 0);
     check("exit code after SIGTERM", absl::StrCat(exit_code), "0", exit_code == 0);
@@ -176,7 +220,7 @@ class KillLoad {
 
   const KillLoadOptions options_;
   const Kind kind_;
-  std::unique_ptr<SoakServer> server_;
+  std::unique_ptr<SoakServer> server_, beside_;  // the strangers are clients of the second
   double alone_us_ = 0;
   uint32_t seed_ = 0;
 };
@@ -197,7 +241,9 @@ absl::StatusOr<bool> RunKillLoad(const KillLoadOptions& options) {
   };
   bool good = true;
   for (size_t i = 0; i < kinds.size(); ++i) {
-    const absl::StatusOr<bool> one = KillLoad(options, kinds[i]).Run(folder.MakeDir(absl::StrCat("s", i)));
+    if (kinds[i].name.find(options.filter) == std::string::npos) continue;
+    const absl::StatusOr<bool> one =
+        KillLoad(options, kinds[i]).Run(folder.MakeDir(absl::StrCat("s", i)), folder.MakeDir(absl::StrCat("b", i)));
     if (!one.ok()) return one.status();
     good &= *one;
   }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,8 @@ class Load {
   explicit Load(const LoadClientOptions& options) : options_(options), random_(options.seed), window_(options.list) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    stub_ = moe::v1::Moe::NewStub(grpc::CreateCustomChannel(options.server, grpc::InsecureChannelCredentials(), arguments));
+    channel_ = grpc::CreateCustomChannel(options.server, grpc::InsecureChannelCredentials(), arguments);
+    stub_ = moe::v1::Moe::NewStub(channel_);
     moe::v1::Tensor* hidden = request_.mutable_hidden();
     request_.set_layer(options.layer);
     hidden->set_dtype(moe::v1::DTYPE_BF16);
@@ -85,9 +87,13 @@ class Load {
     hidden->set_data(std::string(static_cast<size_t>(options.rows * options.hidden) * 2, '\0'));
   }
 
-  // Connects calls that go by the client library.
+  // Connects; where that can wait for the first call, only when the process is to stop before that.
   absl::Status Connect() {
-    if (options_.transport == client::Transport::kRpc) return absl::OkStatus();
+    if (options_.transport == client::Transport::kRpc) {
+      const auto end = std::chrono::system_clock::now() + std::chrono::seconds(30);
+      const bool connected = !options_.stopped || channel_->WaitForConnected(end);
+      return connected ? absl::OkStatus() : absl::UnavailableError("load: no connection to " + options_.server);
+    }
     auto client = client::MoeClient::Connect(options_.server, {.own_connection = true, .transport = options_.transport});
     if (!client.ok()) return client.status();
     client_ = *std::move(client);
@@ -184,6 +190,7 @@ class Load {
 
   const LoadClientOptions& options_;
   std::mt19937 random_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<moe::v1::Moe::Stub> stub_;
   moe::v1::ForwardRequest request_;
   std::unique_ptr<client::MoeClient> client_;  // null: calls go by stub_
@@ -203,6 +210,7 @@ absl::Status RunLoadClient(const LoadClientOptions& options) {
     return absl::InvalidArgumentError("load: --transport: wanted rpc, shared-memory or ring, got auto");
   Load load(options);
   if (absl::Status status = load.Connect(); !status.ok()) return status;
+  if (options.stopped) std::raise(SIGSTOP);
   load.Run();
   return absl::OkStatus();
 }

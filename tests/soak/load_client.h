@@ -31,6 +31,8 @@ struct LoadClientOptions {
   // when it was due.
   client::Transport transport = client::Transport::kRpc;
   bool list = false;  // print each time
+  // Stop the process (SIGSTOP) once it has its connection, until somebody continues it: what it takes to start is then before.
+  bool stopped = false;
 };
 
 // INVALID_ARGUMENT with the option, what was wanted and what was got; UNAVAILABLE when the transport cannot be had.

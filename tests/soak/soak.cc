@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   kills->add_option("--data", kill.data, "the folder of checkpoints")->required();
   kills->add_option("--window", kill.window_s, "seconds of each measurement")->check(CLI::Range(1.0, 3600.0));
   kills->add_option("--rounds", kill.rounds, "of measurements")->check(CLI::Range(1, 1000));
+  kills->add_option("--only", kill.filter, "only the kinds of calls whose names contain this");
 
   moed::testing::SwapLoadOptions swap;
   CLI::App* swaps = app.add_subcommand("swap", "what changes of weights cost the calls beside them");
@@ -82,6 +83,7 @@ int main(int argc, char** argv) {
   loads->add_option("--seed", load.seed);
   loads->add_option("--transport", load.transport)->transform(CLI::CheckedTransformer(transports));
   loads->add_flag("--list", load.list);
+  loads->add_flag("--stopped", load.stopped);
 
   CLI::App* one = app.add_subcommand("client", "one of its clients");
   one->add_option("--tcp", client.tcp)->required();
