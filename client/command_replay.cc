@@ -160,6 +160,10 @@ void Replayer::Note(const Target& target, const RecordedCall& recorded, const Fo
   };
   add(result.backend, recorded.backend);
   add(result.scheme, recorded.scheme);
+  if (recorded.weights_id == 0 || result.weights_id == recorded.weights_id) return;
+  std::string note = absl::StrCat(target.address, " has other weights than were recorded: id ", WeightsIdText(result.weights_id),
+                                  ", recorded was ", WeightsIdText(recorded.weights_id));
+  if (noted_.insert(note).second) report_.notes.push_back(std::move(note));
 }
 
 absl::StatusOr<std::vector<Target>> Connect(const Globals& globals, const ReplayOptions& options) {

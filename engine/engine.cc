@@ -217,6 +217,7 @@ absl::Status Engine::ForwardReady(const Model& model, const LoadedLayer& layer, 
   info->scheme = Describe(layer.routed->ExecutedScheme());
   info->generation = model.generation();
   info->weights_id = model.weights_id();
+  info->layer_weights_id = layer.weights_id;
   info->batch_rows = call.hidden.rows;
   if (layer.lanes == nullptr) return ForwardInTurn(model, layer, call, out, info);
   const absl::Status failure = KnownFailure();

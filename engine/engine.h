@@ -78,6 +78,7 @@ struct ForwardInfo {
   std::string scheme;
   uint64_t generation = 0;
   uint64_t weights_id = 0;  // the first 16 digits of the weights' hash; 0: there are none
+  uint64_t layer_weights_id = 0;  // the same of this layer's weights alone, whatever other layers are held
   int64_t compute_us = 0;
   int64_t batch_rows = 0;  // of all calls that were computed together
   // The routing that was used [M, k]; filled only when the caller asks by `want_routing`.

@@ -111,8 +111,8 @@ void MergedCall::Scatter(const MutableTensorView& out, const ForwardInfo& info, 
       }
     });
     const bool want_routing = part->info.want_routing;
-    part->info = {info.backend, info.scheme, info.generation, info.weights_id, info.compute_us, info.batch_rows, want_routing,
-                  info.top_k, {}, {}};
+    part->info = {info.backend, info.scheme, info.generation, info.weights_id, info.layer_weights_id, info.compute_us,
+                  info.batch_rows, want_routing, info.top_k, {}, {}};
     if (want_routing) {
       const size_t at = static_cast<size_t>(first * info.top_k), slots = static_cast<size_t>(to.rows * info.top_k);
       Append(std::span(info.ids).subspan(at, slots), &part->info.ids);

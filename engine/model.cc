@@ -241,6 +241,7 @@ absl::Status Model::LoadLayer(int index, const LoadTools& tools) {
   layer.numa_nodes = NodesOf(layer);
   absl::StatusOr<std::string> hash = HashTensors(tensors_[index]);  // now that the system has just read them
   if (!hash.ok()) return hash.status();
+  layer.weights_id = WeightsId(JoinHashes({&*hash, 1}));
   hashes_.push_back(*std::move(hash));
   std::lock_guard<std::mutex> lock(mutex_);
   states_[index] = LayerState::kReady;

@@ -32,6 +32,7 @@ struct LoadedLayer {
   std::unique_ptr<DeviceLayer> device;     // the whole layer, when all of it is on an accelerator; points into what is above
   LaneSet* lanes = nullptr;                // of the accelerator that has a part of it; null: all on the host
   std::vector<int> numa_nodes;             // of the experts; empty: unknown
+  uint64_t weights_id = 0;                 // as WeightsId of a model with this layer alone; 0: it has no tensors
 };
 
 // INVALID_ARGUMENT: a tensor in device memory for a layer that is not wholly on an accelerator; names its backends.

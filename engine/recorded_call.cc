@@ -59,6 +59,8 @@ std::vector<std::pair<std::string, std::string>> MetadataOf(const RecordedCall& 
           {"backend", call.backend},
           {"scheme", call.scheme},
           {"generation", absl::StrCat(call.generation)},
+          {"weights_id", WeightsIdText(call.weights_id)},
+          {"layer_weights_id", WeightsIdText(call.layer_weights_id)},
           {"first_expert", absl::StrCat(call.first_expert)},
           {"end_expert", absl::StrCat(call.end_expert)},
           {"deterministic", Flag(call.deterministic)},
@@ -102,6 +104,14 @@ class Reader {
       return Fail(absl::StrCat("metadata ", key), "a whole number of 0 or more", QuotedName(text));
     }
     *out = value;
+  }
+  // 0 where it is missing, as in recordings of older servers.
+  void Weights(const char* key, uint64_t* out) {
+    if (metadata_.count(key) == 0) return;
+    const std::string text = Text(key);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out, 16);
+    if (error == std::errc() && end == text.data() + text.size() && text == WeightsIdText(*out)) return;
+    Fail(absl::StrCat("metadata ", key), "16 hexadecimal digits", QuotedName(text));
   }
   void Bool(const char* key, bool* out) {
     const std::string text = Text(key);
@@ -149,6 +159,8 @@ void ReadFields(Reader* reader, RecordedCall* call) {
   call->backend = reader->Text("backend");
   call->scheme = reader->Text("scheme");
   reader->Number("generation", &call->generation);
+  reader->Weights("weights_id", &call->weights_id);
+  reader->Weights("layer_weights_id", &call->layer_weights_id);
   reader->Number("first_expert", &call->first_expert);
   reader->Number("end_expert", &call->end_expert);
   reader->Bool("deterministic", &call->deterministic);
@@ -209,6 +221,8 @@ void ReadTensors(Reader* reader, RecordedCall* call) {
 }
 
 }  // namespace
+
+std::string WeightsIdText(uint64_t weights_id) { return absl::StrCat(absl::Hex(weights_id, absl::kZeroPad16)); }
 
 uint64_t RecordedCall::tensor_bytes() const {
   return hidden.size() + output.size() + sizeof(float) * (scales.size() + ids.size() + weights.size() + logits.size());

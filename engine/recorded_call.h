@@ -47,6 +47,8 @@ struct RecordedCall {
   // What ran.
   std::string backend, scheme;
   uint64_t generation = 0;         // of the weights
+  // The numbers that the first 16 digits of the hashes of the model's weights, and of the layer's alone, are; 0: nothing says.
+  uint64_t weights_id = 0, layer_weights_id = 0;
   int first_expert = 0, end_expert = 0;  // experts [first_expert, end_expert) were held
   bool deterministic = false;      // the server's options
   std::string activations = "file";
@@ -65,6 +67,9 @@ struct RecordedCall {
 
 // A file's header is smaller than this, whatever is recorded.
 inline constexpr uint64_t kMostOfRecordedHeader = 16 << 10;
+
+// A weights_id as it is written: 16 hexadecimal digits.
+std::string WeightsIdText(uint64_t weights_id);
 
 // Writes a new file of mode 0600. What is there after an error is no recording. Errors name the path; INVALID_ARGUMENT when the
 // fields contradict each other.

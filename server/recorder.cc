@@ -349,6 +349,8 @@ void Recording::Fill(const CheckedForward& checked, const void* output, const Fo
   call_.backend = info.backend;
   call_.scheme = info.scheme;
   call_.generation = info.generation;
+  call_.weights_id = info.weights_id;
+  call_.layer_weights_id = info.layer_weights_id;
   call_.compute_us = info.compute_us;
   call_.batch_rows = info.batch_rows;
 }

@@ -308,6 +308,10 @@ void Replayer::Note(const Runner& runner, const RecordedCall& recorded, const Fo
   };
   const std::string layer = absl::StrCat("layer ", recorded.layer, ": ");
   if (runner.name == "auto") add(absl::StrCat(layer, "auto is ", info.backend));
+  if (recorded.layer_weights_id != 0 && info.layer_weights_id != recorded.layer_weights_id) {
+    add(absl::StrCat(layer, "the checkpoint has other weights than were recorded: id ", WeightsIdText(info.layer_weights_id),
+                     ", recorded was ", WeightsIdText(recorded.layer_weights_id)));
+  }
   if (info.scheme == recorded.scheme) return;
   add(absl::StrCat(layer, runner.name, " executes ", info.scheme, ", recorded was ", recorded.scheme));
 }

@@ -47,6 +47,23 @@ std::vector<std::string> RecordOptions(const std::string& folder, std::vector<st
   return more;
 }
 
+// Changes one byte of the first tensor of a file whose name has both texts.
+void ChangeByteOf(const std::string& layer, const std::string& kind, const std::string& path) {
+  uint64_t at = 0;
+  {
+    const auto file = SafetensorsFile::Open(path);
+    REQUIRE(file.ok());
+    for (const auto& [name, info] : (*file)->tensors()) {
+      if (name.find(layer) != std::string::npos && name.find(kind) != std::string::npos) at = info.begin;
+    }
+  }
+  REQUIRE(at > 0);
+  std::string bytes = ReadFile(path);
+  bytes[at] = static_cast<char>(bytes[at] ^ 0x11);
+  fs::remove(path);  // the copy may not be writable
+  WriteFile(path, bytes);
+}
+
 std::vector<std::string> Files(const std::string& folder) {
   const auto files = FindRecordings({folder});
   REQUIRE(files.ok());
@@ -268,6 +285,25 @@ TEST_CASE("A wrong row of a recorded output is found and named, in process and a
   CHECK(both["subjects"][1]["name"] == other.tcp());
   CHECK(both["subjects"][2]["against"] == server.tcp());
   CHECK(both["subjects"][1]["time_ratio"] > 0);
+}
+
+TEST_CASE("A replay on other weights than were recorded says so, of the layer in process and of the model of a server") {
+  TempDir dir;
+  const std::string recordings = dir.MakeDir("recordings"), other = dir.File("other");
+  Record(recordings);
+  for (const std::string& file : Files(recordings)) CHECK((Read(file).weights_id != 0 && Read(file).layer_weights_id != 0));
+  fs::copy(Model(), other, fs::copy_options::recursive);
+  ChangeByteOf("layers.1.", "weight_packed", other + "/model.safetensors");
+  const auto notes = [](const Json& report) { return report["notes"].dump(); };
+  const auto has_others = Contains("other weights than were recorded");
+  CHECK_THAT(notes(ReplayJson(recordings, {"--backends", "cpu_generic"})), !has_others);
+  const Finished changed = RunToEnd({kMoed, "replay", recordings, "--checkpoint", other, "--backends", "cpu_generic", "--json"});
+  INFO(changed.err);
+  REQUIRE(changed.exit_code == 0);
+  CHECK_THAT(notes(Json::parse(changed.out)), Contains("layer 1: the checkpoint has other weights") && !Contains("layer 2: the checkpoint"));
+  const RunningServer same({"m=" + Model()}), swapped({"m=" + other});
+  CHECK_THAT(notes(same.MoectlJson({"replay", recordings})), !has_others);
+  CHECK_THAT(notes(swapped.MoectlJson({"replay", recordings})), has_others);
 }
 
 TEST_CASE("Unknown backends, layers that a checkpoint lacks, and files that are no recordings are refused by name") {

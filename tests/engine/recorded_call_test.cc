@@ -34,6 +34,7 @@ RecordedCall Call() {
   call.backend = "cpu_avx2";
   call.scheme = "int4 g32";
   call.generation = 7;
+  call.weights_id = 0x0123456789abcdef, call.layer_weights_id = 0xfedc;
   call.end_expert = 8;
   call.deterministic = true;
   call.version = "0.1.0";
@@ -60,6 +61,7 @@ void CheckSame(const RecordedCall& got, const RecordedCall& want) {
   CHECK(got.output_dtype == want.output_dtype);
   CHECK(got.output == want.output);
   CHECK((got.backend == want.backend && got.scheme == want.scheme && got.generation == want.generation));
+  CHECK((got.weights_id == want.weights_id && got.layer_weights_id == want.layer_weights_id));
   CHECK((got.first_expert == want.first_expert && got.end_expert == want.end_expert));
   CHECK((got.deterministic == want.deterministic && got.activations == want.activations && got.version == want.version));
   CHECK((got.request_id == want.request_id && got.transport == want.transport && got.time == want.time));
@@ -161,6 +163,20 @@ TEST_CASE("Fields that contradict each other are not written") {
   CHECK_THAT(std::string(status.message()), Contains("tensor output: wanted the bytes of BF16 [2, 4], got 15"));
 }
 
+TEST_CASE("A recording that does not say whose weights answered is read, with none") {
+  TempDir dir;
+  const std::string path = dir.File("old.safetensors");
+  REQUIRE(WriteRecordedCall(path, Call()).ok());
+  std::string bytes = ReadFile(path);
+  Replace("\"weights_id\"", "\"weights_jd\"", &bytes);
+  Replace("\"layer_weights_id\"", "\"layer_weights_jd\"", &bytes);
+  WriteFile(path, bytes);
+  const absl::StatusOr<RecordedCall> read = ReadRecordedCall(path);
+  INFO(read.status().ToString());
+  REQUIRE(read.ok());
+  CHECK((read->weights_id == 0 && read->layer_weights_id == 0));
+}
+
 TEST_CASE("A file that is no recording is refused with its name and what is missing") {
   const auto after = [](const std::string& from, const std::string& to) {
     return ErrorAfter([&](std::string* bytes) { Replace(from, to, bytes); });
@@ -169,6 +185,8 @@ TEST_CASE("A file that is no recording is refused with its name and what is miss
   CHECK_THAT(after("call 1", "call 2"), Contains("metadata format: wanted"));
   CHECK_THAT(after("\"layer\":\"3\"", "\"later\":\"3\""), Contains("metadata layer"));
   CHECK_THAT(after("\"layer\":\"3\"", "\"layer\":\"x\""), Contains("whole number"));
+  CHECK_THAT(after("0123456789abcdef", "0123456789ABCDEF"), Contains("metadata weights_id: wanted 16 hexadecimal digits"));
+  CHECK_THAT(after("000000000000fedc", "00000000000fedc "), Contains("metadata layer_weights_id"));
   CHECK_THAT(after("\"ids\"", "\"idx\""), Contains("tensor ids"));
   CHECK_THAT(after("\"weights\":{\"dtype\":\"F32\"", "\"weights\":{\"dtype\":\"I32\""),
              Contains("tensor weights: wanted F32, got I32"));
