@@ -8,14 +8,15 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=(safetensors index config weights wire text)
+known=(safetensors index config weights wire text recording)
 usage="usage: ./dev fuzz TARGET SECONDS [--jobs N] [--models DIR]; targets: ${known[*]}"
 limits=(-timeout=10 -malloc_limit_mb=64 -rss_limit_mb=512)
 options=(-entropic=0 -print_funcs=0 -print_final_stats=1)  # entropic: weighing inputs took a third of the time
-declare -A max_len=([safetensors]=4096 [index]=4096 [config]=8192 [weights]=32768 [wire]=4096 [text]=2048)
+declare -A max_len=([safetensors]=4096 [index]=4096 [config]=8192 [weights]=32768 [wire]=4096 [text]=2048
+  [recording]=4096)
 # Words that help to get past the first checks.
 declare -A dictionaries=([safetensors]=safetensors [index]=safetensors [config]=config
-  [weights]="config safetensors" [wire]=wire [text]=text)
+  [weights]="config safetensors" [wire]=wire [text]=text [recording]="recording safetensors")
 jobs=1
 models=""
 words=()

@@ -11,6 +11,7 @@
 
 #include "engine/checkpoint.h"
 #include "engine/model_config.h"
+#include "engine/recorded_call.h"
 #include "engine/safetensors.h"
 #include "engine/text_file.h"
 #include "engine/weights.h"
@@ -246,6 +247,29 @@ void AddRequests(Seeds* seeds) {
   seeds->Write("wire", "self-check", self_check.SerializeAsString());
 }
 
+// Recordings of every payload and routing.
+void AddRecordings(Seeds* seeds) {
+  using Routing = RecordedCall::Routing;
+  const testing::TempDir dir;
+  const std::string path = dir.File("call");
+  for (const StDtype dtype : {StDtype::kF32, StDtype::kBf16, StDtype::kF16, StDtype::kF8E4m3, StDtype::kI8}) {
+    for (const Routing routing : {Routing::kGate, Routing::kIds, Routing::kLogits}) {
+      RecordedCall call;
+      call.rows = 2, call.columns = 2;
+      call.hidden_dtype = dtype;
+      call.hidden.resize(static_cast<size_t>(4 * StDtypeBits(dtype) / 8));
+      if (StDtypeBits(dtype) == 8) call.scales.resize(2);
+      call.routing = routing;
+      if (routing == Routing::kIds) call.top_k = 2, call.ids.resize(4), call.weights.resize(4);
+      if (routing == Routing::kLogits) call.num_experts = 3, call.logits.resize(6);
+      call.per_slot = routing == Routing::kIds && dtype == StDtype::kI8;
+      call.output.resize(static_cast<size_t>(call.output_rows() * call.columns * 2));
+      const std::string name = std::to_string(static_cast<int>(dtype)) + "-" + std::to_string(static_cast<int>(routing));
+      if (WriteRecordedCall(path, call).ok()) seeds->Write("recording", name, testing::ReadFile(path));
+    }
+  }
+}
+
 void AddTexts(Seeds* seeds) {
   const std::string module = std::string(1, kBorder) + "model.layers.0.mlp.experts.3.gate_proj";
   const std::vector<std::string> texts = {
@@ -277,6 +301,7 @@ int main(int argc, char** argv) {
   for (int i = 4; i < argc; ++i) moed::fuzz::AddCheckpoint(argv[i], keys, &seeds);
   moed::fuzz::AddModels(&seeds);
   moed::fuzz::AddRequests(&seeds);
+  moed::fuzz::AddRecordings(&seeds);
   moed::fuzz::AddTexts(&seeds);
   return 0;
 }

@@ -41,7 +41,7 @@ refused 'test-models: --models: wanted a folder, got nothing' test-models --mode
 refused 'test-models: --models: wanted a folder of checkpoints with eval.txt, got "no/such"' test-models a --models=no/such
 refused 'sanitize: unknown option "--models"' sanitize --models x
 refused 'sanitize: wanted one FILTER, got "a" and "b"' sanitize a b
-targets="safetensors index config weights wire text"
+targets="safetensors index config weights wire text recording"
 refused "fuzz: wanted TARGET and SECONDS, got nothing; targets: $targets" fuzz
 refused "fuzz: unknown target \"frob\"; targets: $targets" fuzz frob 10
 refused "fuzz: wanted TARGET and SECONDS, got \"wire\"; targets: $targets" fuzz wire
