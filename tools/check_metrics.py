@@ -136,8 +136,11 @@ def check_alerts(prometheus):
 
 def watch(folder, moed, moectl, checkpoint):
     ready = os.path.join(folder, "ready.json")
+    recordings = os.path.join(folder, "recordings")
+    os.mkdir(recordings)
     server = subprocess.Popen([moed, "serve", "--model", f"m={checkpoint}", "--listen", "127.0.0.1:0",
-                               "--metrics-listen", "127.0.0.1:0", "--ready-file", ready, "--expert-metrics", "--log-level", "warn"])
+                               "--metrics-listen", "127.0.0.1:0", "--ready-file", ready, "--expert-metrics", "--record", recordings,
+                               "--record-rate", "0", "--log-level", "warn"])
     prometheus = None
     try:
         addresses = wait_for("moed", lambda: os.path.exists(ready) and json.load(open(ready)))
