@@ -54,11 +54,12 @@ void Batcher::Add(std::shared_ptr<QueuedWork> work, TimePoint now) {
   Put(std::move(part));
 }
 
-void Batcher::Return(Part part, TimePoint now) {
-  part.first = part.next;
-  part.rows = part.work->terms().rows - part.first;
-  part.queued = now;
-  Put(std::move(part));
+void Batcher::Return(const Part& part, TimePoint now) {
+  Part rest = part;
+  rest.first = part.next;
+  rest.rows = part.work->terms().rows - rest.first;
+  rest.queued = now;
+  Put(std::move(rest));
 }
 
 void Batcher::Put(Part part) {

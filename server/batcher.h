@@ -51,8 +51,8 @@ class Batcher {
 
   // Adds a work, whatever the limits.
   void Add(std::shared_ptr<QueuedWork> work, TimePoint now);
-  // Puts back the rest of a work that ran a part, from row part.next.
-  void Return(Part part, TimePoint now);
+  // Puts back the rest of a work that ran a part, from row part.next. Nothing changes when it throws std::bad_alloc.
+  void Return(const Part& part, TimePoint now);
 
   // The parts of the next run, the oldest work first; empty when nothing is due. `hurry`: whatever waits is due. Works that it
   // comes by and that must not run go to `dead`, with DEADLINE_EXCEEDED or CANCELLED.

@@ -134,6 +134,13 @@ absl::Status SetGrace(const std::string& text, ServeOptions* options) {
   return status;
 }
 
+absl::Status SetRunLimit(const std::string& text, ServeOptions* options) {
+  int64_t value = 0;
+  absl::Status status = ParseInteger(text, 0, 86'400, &value);
+  options->run_limit = static_cast<int>(value);
+  return status;
+}
+
 // Read and write for the owner at least: without them the server's own user could not connect.
 absl::Status SetUnixMode(const std::string& text, ServeOptions* options) {
   constexpr int kOwner = 0600;
@@ -218,6 +225,8 @@ const std::vector<OptionSpec>& ServeOptionTable() {
        "serve a model 'bench' whose layer 0 gives back its input [M, H]: what a server costs, for ./dev bench rpc",
        [](const Text& t, Options* o) { return ParseInteger(t, 1, 1 << 20, &o->bench_hidden); }},
       {"grace", Kind::kNumber, "SECONDS", "that a drain may take, then what is left is cancelled; default 20", SetGrace},
+      {"run-limit", Kind::kNumber, "SECONDS",
+       "after which a run that has not ended makes health NOT_SERVING until it ends; default 600, 0: never", SetRunLimit},
       {"tls-cert", Kind::kText, "FILE", "PEM certificate chain: TLS on every HOST:PORT of --listen; read again when it changes",
        [](const Text& t, Options* o) { return NotEmpty("a file name", t, &o->tls_cert); }},
       {"tls-key", Kind::kText, "FILE", "PEM private key of --tls-cert",

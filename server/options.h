@@ -67,6 +67,7 @@ struct ServeOptions {
   int64_t client_rows = 0;          // of one client in flight; 0: no limit
   int64_t client_bytes = 0;         // the same for the bytes of its requests
   int grace = 20;                   // seconds that a drain may take
+  int run_limit = 600;              // seconds after which a run counts as hanging; 0: none does
 
   // What decides results and backends.
   std::string policy = "auto";      // the text form of engine/oracle.h; checked when the engine is set up

@@ -175,6 +175,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const ServeOptions& optio
   server->queue_.Start(at_once, [engine, at_once] {
     if (at_once == 1) engine->PinComputeThread();  // several would take one processor in turns
   }, Linger(*engine, kLinger));
+  server->WatchRuns(options.run_limit);
   if (engine->UsesGpu()) {
     server->helpers_.Start(HelpersOf(engine->Host()), Linger(*engine, kLinger));
     server->StartDeviceWatch();
@@ -338,7 +339,7 @@ ServerState Server::State(uint64_t device_bytes_at_start) {
   {
     std::lock_guard<std::mutex> lock(phase_mutex_);
     state.device_failed = !device_failure_.ok();
-    state.serving = state.phase == Phase::kServing && !draining_ && !state.device_failed;
+    state.serving = state.phase == Phase::kServing && !draining_ && !state.device_failed && !run_hangs_;
   }
   state.models = engine_->Status();
   state.host = engine_->Host();
@@ -377,6 +378,28 @@ void Server::StartDeviceWatch() {
   });
 }
 
+void Server::WatchRuns(int limit_s) {
+  if (limit_s == 0) return;
+  run_watch_ = std::make_unique<RunWatch>(std::chrono::seconds(limit_s), [this] { return queue_.LongestRun(); },
+                                          [this](const std::string& what) { RunsHang(what); });
+  run_watch_->Start();
+}
+
+// Health follows, for every name: others wait behind such a run.
+void Server::RunsHang(const std::string& what) {
+  std::lock_guard<std::mutex> lock(phase_mutex_);
+  run_hangs_ = !what.empty();
+  if (draining_ || !device_failure_.ok()) return;
+  if (run_hangs_) {
+    spdlog::error("{}, --run-limit is less: health is NOT_SERVING until it ends", what);
+    main_health_.StopServing();
+    probe_health_.StopServing();
+  } else {
+    spdlog::warn("the run beyond --run-limit has ended: health is SERVING again");
+    for (HealthService* health : {&main_health_, &probe_health_}) health->ServeAfter([] { return absl::OkStatus(); }).IgnoreError();
+  }
+}
+
 bool Server::Drain(std::chrono::milliseconds grace) {
   {
     std::lock_guard<std::mutex> lock(phase_mutex_);
@@ -403,6 +426,7 @@ bool Server::Drain(std::chrono::milliseconds grace) {
 void Server::FinishCalls() {
   admin_.Stop();
   if (device_watch_.joinable()) device_watch_.join();
+  run_watch_.reset();
   queue_.Shutdown();
   helpers_.Stop();
   service_.WaitForAnswers(kAnswerLimit);

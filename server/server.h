@@ -31,6 +31,7 @@
 #include "server/metrics_listener.h"
 #include "server/options.h"
 #include "server/recorder.h"
+#include "server/run_watch.h"
 #include "server/service.h"
 #include "server/sessions.h"
 #include "server/tls.h"
@@ -81,6 +82,8 @@ class Server {
   absl::Status ListenForMetrics(const ServeOptions& options);
   ServerState State(uint64_t device_bytes_at_start);
   void StartDeviceWatch();
+  void WatchRuns(int limit_s);
+  void RunsHang(const std::string& what);
   void FinishCalls();
   void CancelCalls();
 
@@ -99,11 +102,13 @@ class Server {
   HealthService probe_health_;  // on the health listener
   std::vector<std::string> addresses_;
   std::string health_address_, admin_address_;
-  std::mutex phase_mutex_;  // guards the next two and orders changes of health
+  std::mutex phase_mutex_;  // guards the next three and orders changes of health
   bool draining_ = false;
+  bool run_hangs_ = false;
   absl::Status device_failure_;
   std::condition_variable stop_watch_;  // with phase_mutex_
   std::thread device_watch_;            // not joinable where no layer is on a GPU
+  std::unique_ptr<RunWatch> run_watch_;  // null without --run-limit
   grpc::CallbackGenericService nothing_;  // what the health listener offers beside health
   std::unique_ptr<grpc::Server> main_listener_;
   std::unique_ptr<grpc::Server> health_listener_, admin_listener_;  // null: none

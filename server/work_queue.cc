@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "server/look_out.h"
@@ -13,11 +12,14 @@ namespace moed {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks(1);  // of a full queue at what must not run
+constexpr size_t kUsualRuns = 16;  // at a time
 constexpr double kMemory = 0.9;  // what a run still counts for in the rate after the next one
 
 }  // namespace
 
-WorkQueue::WorkQueue(const Limits& limits, Clock clock) : clock_(std::move(clock)), batcher_(limits) {}
+WorkQueue::WorkQueue(const Limits& limits, Clock clock) : clock_(std::move(clock)), batcher_(limits) {
+  running_.reserve(kUsualRuns);  // what a run is made of must not need memory once it was taken
+}
 
 WorkQueue::~WorkQueue() { Shutdown(); }
 
@@ -43,7 +45,7 @@ void WorkQueue::Drop(const Batcher::Dead& dead) {
 
 // Whether a work for which there is room is best run by who brought it: not beside other runs, nor where a thread looks out for it.
 bool WorkQueue::FitsHere(const QueuedWork& work, Duration here) const {
-  return here > Duration::zero() && !closed_ && running_ + here_ + looking_ + expected_ + batcher_.waiting() == 0 &&
+  return here > Duration::zero() && !closed_ && running_.empty() && here_ + looking_ + expected_ + batcher_.waiting() == 0 &&
          batcher_.Expected(work) <= here;
 }
 
@@ -142,7 +144,7 @@ WorkQueue::Taken WorkQueue::Take() {
   taken.parts = batcher_.Take(taken.at, closed_, &taken.dead);
   CountDead(taken.dead);
   NoteWork();
-  running_ += taken.parts.empty() ? 0 : 1;
+  if (!taken.parts.empty()) running_.push_back({taken.parts.front().work.get(), taken.at});
   return taken;
 }
 
@@ -173,27 +175,39 @@ bool WorkQueue::RunNext() {
   return Execute(std::move(taken));
 }
 
-void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  --running_;
-  const TimePoint now = clock_();
-  const uint64_t sharing = parts.size() > 1 ? parts.size() : 0;
-  const std::shared_ptr<QueuedWork> first = parts.front().work;
-  int64_t rows = 0;
-  for (Part& part : parts) {
-    rows += part.rows;
-    if (part.done) {
-      ++counters_.finished;
-    } else {
-      batcher_.Return(std::move(part), now);
-    }
+// False without memory for it.
+bool WorkQueue::PutBack(const Part& part, TimePoint now) {
+  try {
+    batcher_.Return(part, now);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
-  ++counters_.runs;
-  counters_.rows += static_cast<uint64_t>(rows);
-  counters_.merged += sharing;
-  Measure(now - began, rows);
-  batcher_.Measure(first->terms().group, rows, now - began);
-  NoteWork();
+}
+
+void WorkQueue::EndRun(std::vector<Part> parts, TimePoint began) {
+  const QueuedWork* const first = parts.front().work.get();
+  size_t lost = 0;  // parts that are neither done nor put back, moved to the front
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto own = [first](const Started& run) { return run.first == first; };
+    running_.erase(std::find_if(running_.begin(), running_.end(), own));
+    const TimePoint now = clock_();
+    int64_t rows = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      rows += parts[i].rows;
+      if (!parts[i].done && PutBack(parts[i], now)) continue;
+      ++counters_.finished;
+      if (!parts[i].done) std::swap(parts[lost++], parts[i]);
+    }
+    ++counters_.runs;
+    counters_.rows += static_cast<uint64_t>(rows);
+    counters_.merged += parts.size() > 1 ? parts.size() : 0;
+    Measure(now - began, rows);
+    batcher_.Measure(first->terms().group, rows, now - began);
+    NoteWork();
+  }
+  for (size_t i = 0; i < lost; ++i) parts[i].work->Drop(absl::ResourceExhaustedError("no memory to go on with this call"));
 }
 
 void WorkQueue::ThreadMain() {
@@ -258,6 +272,13 @@ void WorkQueue::Shutdown() {
   }
   while (RunNext()) {  // without a thread of its own the caller finishes the work
   }
+}
+
+std::optional<WorkQueue::Running> WorkQueue::LongestRun() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto longest = std::min_element(running_.begin(), running_.end(), [](const Started& a, const Started& b) { return a.at < b.at; });
+  if (longest == running_.end()) return std::nullopt;
+  return Running{longest->first->terms().group, longest->first->terms().rows, longest->at};
 }
 
 WorkQueue::Counters WorkQueue::counters() const {

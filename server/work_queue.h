@@ -17,6 +17,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -45,6 +47,13 @@ class WorkQueue {
     uint64_t merged = 0;     // works that shared a run
     int waiting = 0;
     int64_t waiting_rows = 0;
+  };
+
+  // A run that has begun and not ended.
+  struct Running {
+    std::string group;
+    int64_t rows = 0;  // of its first work
+    TimePoint began;
   };
 
   // The limits are for what waits, the running not counted.
@@ -84,6 +93,9 @@ class WorkQueue {
 
   Counters counters() const;
 
+  // The run that began first of those under way; nothing: none is.
+  std::optional<Running> LongestRun() const;
+
  private:
   // What a thread is about to run, and to drop.
   struct Taken {
@@ -101,6 +113,7 @@ class WorkQueue {
   bool Execute(Taken taken);
   void RunHere(Taken taken);
   void EndRun(std::vector<Part> parts, TimePoint began);
+  bool PutBack(const Part& part, TimePoint now);  // needs the lock
   void ThreadMain();
   bool Linger();
   bool WaitForWork();
@@ -115,7 +128,11 @@ class WorkQueue {
   double seconds_ = 0;         // that runs took, the latest counting most; guarded by mutex_
   double rows_ = 0;            // of theirs, counted alike; guarded by mutex_
   bool closed_ = false;        // guarded by mutex_
-  int running_ = 0;            // runs that have begun; guarded by mutex_
+  struct Started {
+    const QueuedWork* first;  // which the run holds
+    TimePoint at;
+  };
+  std::vector<Started> running_;  // runs that have begun; guarded by mutex_
   int here_ = 0;               // callers of Push that run theirs, one at most; guarded by mutex_
   std::condition_variable left_;  // here_ has become 0
   int sleeping_ = 0;           // threads that wait for wake_; guarded by mutex_

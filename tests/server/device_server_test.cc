@@ -33,7 +33,7 @@ constexpr std::chrono::seconds kSoon(1);  // what health promises
 
 // A server on a puppet, open, and clients of it.
 struct Bench {
-  explicit Bench(const std::string& policy = "auto") {
+  explicit Bench(const std::string& policy = "auto", int run_limit_s = 600) {
     CheckpointBuilder builder;
     AddModel({.family = ModelFamily::kQwen3Moe, .num_layers = 2, .hidden = kHidden, .intermediate = 64}, &builder);
     REQUIRE(builder.Write(dir.path()).ok());
@@ -49,6 +49,7 @@ struct Bench {
     ServeOptions serve;
     serve.listen = {"127.0.0.1:0"};
     serve.health_listen = "127.0.0.1:0";
+    serve.run_limit = run_limit_s;
     auto listening = Server::Listen(serve, engine.get());
     REQUIRE(listening.ok());
     server = *std::move(listening);
@@ -293,6 +294,36 @@ TEST_CASE("When the device fails, health is NOT_SERVING for every name within a 
   CHECK(status.layers(1).state() == v1::LAYER_STATE_READY);
   bench.server->Drain();
   CHECK(bench.server->counters().waiting == 0);
+}
+
+TEST_CASE("While a run goes on beyond the limit health is NOT_SERVING for every name, and SERVING again when it has ended after all") {
+  Bench bench("auto", 1);
+  bench.Open();
+  const auto becomes = [&](HealthCheckResponse::ServingStatus wanted) {
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    for (const std::string& address : {bench.server->addresses()[0], bench.server->health_address()}) {
+      for (const char* name : {"", "m", "m/0", "m/1"}) {
+        while (bench.HealthOf(address, name) != wanted && std::chrono::steady_clock::now() < give_up)
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        CHECK(bench.HealthOf(address, name) == wanted);
+      }
+    }
+  };
+  for (int round = 0; round < 2; ++round) {
+    becomes(HealthCheckResponse::SERVING);
+    bench.puppet.Block();
+    auto call = std::async(std::launch::async, [&] {
+      v1::ForwardResponse answer;
+      return bench.Forward(0, 5, &answer).ok();
+    });
+    REQUIRE(bench.puppet.WaitForBlocked(1));
+    becomes(HealthCheckResponse::NOT_SERVING);
+    bench.puppet.Release();
+    CHECK(call.get());
+  }
+  becomes(HealthCheckResponse::SERVING);
+  bench.puppet.Fail("fell off the bus");
+  becomes(HealthCheckResponse::NOT_SERVING);
 }
 
 TEST_CASE("Hidden states are read from device memory that a client shares, and the output is written there") {

@@ -79,6 +79,7 @@ TEST_CASE("Defaults are those of the help text") {
   CHECK(options.client_rows == 0);
   CHECK(options.client_bytes == 0);
   CHECK(options.grace == 20);
+  CHECK(options.run_limit == 600);
 }
 
 TEST_CASE("Every flag reaches its field") {
@@ -114,7 +115,7 @@ TEST_CASE("Flags and keys about who may call reach their fields") {
   const ServeOptions flags =
       ServeOf({"--model", "/m", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--token-file", "t",
                "--admin-token-file", "a", "--allow-insecure", "--unix-mode", "0660", "--client-rows", "5", "--client-bytes",
-               "6000000000", "--grace", "3", "--channelz"});
+               "6000000000", "--grace", "3", "--channelz", "--run-limit", "0"});
   CHECK(flags.tls_cert == "c.pem");
   CHECK(flags.tls_key == "k.pem");
   CHECK(flags.tls_client_ca == "ca.pem");
@@ -125,10 +126,12 @@ TEST_CASE("Flags and keys about who may call reach their fields") {
   CHECK(flags.client_rows == 5);
   CHECK(flags.client_bytes == 6000000000);
   CHECK(flags.grace == 3);
+  CHECK(flags.run_limit == 0);
   CHECK(flags.channelz);
   const ConfigFile file(R"({"model": "/m", "tls-cert": "c.pem", "tls-key": "k.pem", "tls-client-ca": "ca.pem", "token-file": "t",
                             "admin-token-file": "a", "allow-insecure": true, "unix-mode": "660", "client-rows": 5,
-                            "client-bytes": 6000000000, "grace": 3, "channelz": true})");
+                            "client-bytes": 6000000000, "grace": 3, "channelz": true,
+                            "run-limit": 0})");
   CHECK(ServeOf({"--config", file.path()}) == flags);
 }
 
@@ -196,6 +199,7 @@ TEST_CASE("A value that does not fit is refused with wanted and got") {
   for (const char* mode : {"", "600x", "0800", "-600", "01777", "0400", "0066", "rw"}) {
     CHECK_THAT(error("--unix-mode", mode), Contains("--unix-mode: wanted an octal mode from 0600 to 0777"));
   }
+  for (const char* limit : {"-1", "1.5", "86401"}) CHECK_THAT(error("--run-limit", limit), Contains("from 0 to 86400"));
   for (const char* grace : {"-1", "1.5", "86401"}) CHECK_THAT(error("--grace", grace), Contains("from 0 to 86400"));
   CHECK_THAT(error("--client-rows", "-1"), Contains("--client-rows: wanted a whole number from 0"));
   CHECK_THAT(error("--client-bytes", "1G"), Contains("--client-bytes: wanted a whole number"));
