@@ -239,7 +239,13 @@ TEST_CASE("SIGTERM lets the calls under way finish, answers them, and exits with
   REQUIRE(forward().ok());
   std::vector<std::future<absl::Status>> calls;
   for (int i = 0; i < 4; ++i) calls.push_back(std::async(std::launch::async, forward));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // all four are with the server, or already answered
+  const auto accepted = [&idle] {
+    const absl::StatusOr<client::ServerStatus> status = (*idle)->Status();
+    return status.ok() ? status->queue.accepted : 0;
+  };
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (accepted() < 5 && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(accepted() == 5);  // all four are with the server, or already answered
   server.process().Signal(SIGTERM);
   for (auto& call : calls) {
     const absl::Status status = call.get();
