@@ -276,7 +276,8 @@ void WorkQueue::Shutdown() {
 
 std::optional<WorkQueue::Running> WorkQueue::LongestRun() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto longest = std::min_element(running_.begin(), running_.end(), [](const Started& a, const Started& b) { return a.at < b.at; });
+  const auto earlier = [](const Started& a, const Started& b) { return a.at < b.at; };
+  const auto longest = std::min_element(running_.begin(), running_.end(), earlier);
   if (longest == running_.end()) return std::nullopt;
   return Running{longest->first->terms().group, longest->first->terms().rows, longest->at};
 }

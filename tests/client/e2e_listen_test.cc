@@ -1,4 +1,5 @@
 // How a real moed listens: permissions of its sockets, sockets of others, and connections kept alive by pings.
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -221,6 +222,32 @@ TEST_CASE("B61: A client that pings every six seconds without calls keeps its co
   CHECK_FALSE(polite.get());
   CHECK(eager.get());  // the protection is on
   CHECK(StatusOf(server.tcp()).ok());
+}
+
+TEST_CASE("Reflection lists the services to tools that know none, unless it is switched off") {
+  // A ServerReflectionRequest with list_services, which is all that such a tool starts with.
+  const auto list = [](const RunningServer& server, std::string* answer) {
+    const std::string request("\x3a\x01*");
+    const grpc::Slice slice(request);
+    const grpc::ByteBuffer bytes(&slice, 1);
+    grpc::ByteBuffer received;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    std::promise<grpc::Status> done;
+    grpc::GenericStub(grpc::CreateChannel(server.tcp(), grpc::InsecureChannelCredentials()))
+        .UnaryCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", {}, &bytes, &received,
+                   [&](grpc::Status status) { done.set_value(std::move(status)); });
+    const grpc::StatusCode code = done.get_future().get().error_code();
+    grpc::Slice whole;
+    if (code == grpc::StatusCode::OK && received.DumpToSingleSlice(&whole).ok()) {
+      answer->assign(reinterpret_cast<const char*>(whole.begin()), whole.size());
+    }
+    return code;
+  };
+  std::string answer;
+  CHECK(list(RunningServer({Model()}), &answer) == grpc::StatusCode::OK);
+  CHECK_THAT(answer, Contains("moe.v1.Moe") && Contains("grpc.health.v1.Health"));
+  CHECK(list(RunningServer({Model()}, {"--no-reflection"}), &answer) == grpc::StatusCode::UNIMPLEMENTED);
 }
 
 }  // namespace moed::testing

@@ -300,7 +300,8 @@ TEST_CASE("A replay on other weights than were recorded says so, of the layer in
   const Finished changed = RunToEnd({kMoed, "replay", recordings, "--checkpoint", other, "--backends", "cpu_generic", "--json"});
   INFO(changed.err);
   REQUIRE(changed.exit_code == 0);
-  CHECK_THAT(notes(Json::parse(changed.out)), Contains("layer 1: the checkpoint has other weights") && !Contains("layer 2: the checkpoint"));
+  CHECK_THAT(notes(Json::parse(changed.out)),
+             Contains("layer 1: the checkpoint has other weights") && !Contains("layer 2: the checkpoint"));
   const RunningServer same({"m=" + Model()}), swapped({"m=" + other});
   CHECK_THAT(notes(same.MoectlJson({"replay", recordings})), !has_others);
   CHECK_THAT(notes(swapped.MoectlJson({"replay", recordings})), has_others);

@@ -296,7 +296,7 @@ TEST_CASE("When the device fails, health is NOT_SERVING for every name within a 
   CHECK(bench.server->counters().waiting == 0);
 }
 
-TEST_CASE("While a run goes on beyond the limit health is NOT_SERVING for every name, and SERVING again when it has ended after all") {
+TEST_CASE("While a run goes on beyond its limit health is NOT_SERVING for every name, and SERVING again when it has ended") {
   Bench bench("auto", 1);
   bench.Open();
   const auto becomes = [&](HealthCheckResponse::ServingStatus wanted) {
@@ -324,6 +324,30 @@ TEST_CASE("While a run goes on beyond the limit health is NOT_SERVING for every 
   becomes(HealthCheckResponse::SERVING);
   bench.puppet.Fail("fell off the bus");
   becomes(HealthCheckResponse::NOT_SERVING);
+}
+
+TEST_CASE("B61: Pings every six seconds do not end a call that takes twenty, pings each second do") {
+  Bench bench;
+  bench.Open();
+  bench.puppet.Block();
+  // The server ends a connection at the third ping that comes too soon.
+  const auto call = [&](int seconds, int layer) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, seconds * 1000);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto channel = grpc::CreateCustomChannel(bench.server->addresses()[0], grpc::InsecureChannelCredentials(), arguments);
+    grpc::ClientContext context;
+    v1::ForwardResponse answer;
+    return v1::Moe::NewStub(channel)->Forward(&context, Bench::Request(layer, 5), &answer).error_code();
+  };
+  auto polite = std::async(std::launch::async, call, 6, 0);
+  auto eager = std::async(std::launch::async, call, 1, 1);  // of another layer, so that it is a run of its own
+  REQUIRE(bench.puppet.WaitForBlocked(2));
+  CHECK(polite.wait_for(std::chrono::seconds(20)) == std::future_status::timeout);
+  bench.puppet.Release();
+  CHECK(polite.get() == grpc::StatusCode::OK);
+  CHECK(eager.get() == grpc::StatusCode::UNAVAILABLE);  // the protection is on
 }
 
 TEST_CASE("Hidden states are read from device memory that a client shares, and the output is written there") {
