@@ -1,5 +1,7 @@
 #include "tests/soak/flood.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -10,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "client/moed_client.h"
 #include "client/table.h"
 #include "moe/v1/moe.pb.h"
@@ -47,9 +51,22 @@ std::string RequestFrame() {
   return frame + body;
 }
 
+// Processor time that a process had so far, in seconds.
+double ProcessorSeconds(pid_t pid) {
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(") ");
+  if (name_end == std::string::npos) return 0;
+  const std::vector<std::string> fields = absl::StrSplit(stat.substr(name_end + 2), ' ');
+  constexpr size_t kUser = 11, kSystem = 12;  // behind the name
+  double user = 0, system = 0;
+  const bool good = fields.size() > kSystem && absl::SimpleAtod(fields[kUser], &user) && absl::SimpleAtod(fields[kSystem], &system);
+  return good ? (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK)) : 0;
+}
+
 // What came of some windows.
 struct Seen {
   double seconds = 0, finished = 0, refused = 0, late = 0;  // by the server's queue
+  double server_cpu = 0, h2load_cpu = 0;                    // processor time
   int64_t memory = 0;                                       // of the server, the most
   std::vector<Figures> polite;
 };
@@ -90,6 +107,7 @@ class Flood {
     }
     const absl::StatusOr<client::QueueStatus> before = Queue();
     if (!before.ok()) return before.status();
+    const double server_cpu = ProcessorSeconds(server_->pid()), h2load_cpu = ProcessorSeconds(flooding->pid());
     const auto begin = std::chrono::steady_clock::now();
     const auto polite = Process::Start({options_.program, "load", "--server", path, "--layer", absl::StrCat(kLayer), "--rows",
                                         absl::StrCat(kRows), "--hidden", absl::StrCat(kHidden), "--rate", absl::StrCat(kPoliteRate),
@@ -98,6 +116,8 @@ class Flood {
     const absl::StatusOr<client::QueueStatus> after = Queue();
     if (!after.ok()) return after.status();
     seen->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    seen->server_cpu += ProcessorSeconds(server_->pid()) - server_cpu;
+    seen->h2load_cpu += ProcessorSeconds(flooding->pid()) - h2load_cpu;
     seen->finished += static_cast<double>(after->finished - before->finished);
     seen->refused += static_cast<double>(after->refused - before->refused);
     seen->late += static_cast<double>(after->expired + after->cancelled - before->expired - before->cancelled);
@@ -122,6 +142,7 @@ class Flood {
     Check("computed where all find room", absl::StrFormat("%.0f/s", best), "", true);
     Check("calls that the server took of the flood",
           absl::StrFormat("%.0f/s", goodput + (flooded.refused + flooded.late) / flooded.seconds), "", true);
+    ReportProcessors(usual, flooded);
     Check("goodput", absl::StrFormat("%.0f/s, %.0f %% of that", goodput, 100 * goodput / best),
           absl::StrFormat(">= %.0f %%", 100 * kWantedGoodput), goodput >= kWantedGoodput * best);
     Check("the other client, answered", absl::StrFormat("%.0f of %.0f, p50 %.1f ms, p99 %.1f ms", polite.ok,
@@ -132,6 +153,24 @@ class Flood {
     Check("other errors", absl::StrCat(polite.other), "0", polite.other == 0);
     Check("memory in the flood", client::BytesText(static_cast<double>(flooded.memory)),
           absl::StrCat("<= ", client::BytesText(static_cast<double>(kMostMemory))), flooded.memory <= kMostMemory);
+  }
+
+  // Where the processors' time went. What a refusal costs decides what goodput there can be: of calls at five times the rate at
+  // which they can be computed four fifths and more are refused.
+  void ReportProcessors(const Seen& usual, const Seen& flooded) {
+    const double computed_us = 1e6 * usual.server_cpu / usual.finished;
+    const double refused_us =
+        1e6 * std::max(0.0, flooded.server_cpu - flooded.finished * computed_us / 1e6) / std::max(1.0, flooded.refused);
+    const double ratio = refused_us / computed_us;
+    Check("processors, server and h2load",
+          absl::StrFormat("%.2f and %.2f, in the flood %.2f and %.2f", usual.server_cpu / usual.seconds,
+                          usual.h2load_cpu / usual.seconds,
+                          flooded.server_cpu / flooded.seconds, flooded.h2load_cpu / flooded.seconds),
+          "", true);
+    Check("a call that is computed, one that is refused",
+          absl::StrFormat("%.0f us, %.0f us of the server's", computed_us, refused_us), "", true);
+    Check("the most goodput at these and five times the calls",
+          absl::StrFormat("%.0f %%", 100 * std::max(0.0, (1 - 5 * ratio) / std::max(0.01, 1 - ratio))), "", true);
   }
 
   void Check(const std::string& what, const std::string& found, const std::string& wanted, bool ok) {
