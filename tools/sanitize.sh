@@ -12,7 +12,7 @@ concurrent=(//tests/engine:accelerator_test //tests/engine:concurrency_test //te
   //tests/engine:engine_test //tests/engine:merged_calls_test //tests/kernels:worker_pool_test //tests/server:copy_helpers_test
   //tests/server:forward_runner_test
   //tests/proto:ring_test //tests/server:recorder_test //tests/server:sessions_test //tests/server:work_here_test
-  //tests/server:queue_memory_test //tests/server:run_watch_test //tests/server:work_queue_test)
+  //tests/server:run_watch_test //tests/server:work_queue_test)
 # Need no sanitizer: shell scripts, of which one builds the library for users with their own compiler.
 scripts=(//tests/client:install_test //tests/tools:dev_test)
 filter=""
