@@ -34,8 +34,7 @@ CallPlan::CallPlan(const MoeDesc& desc, const LayerShape& shape, const CpuKernel
   const bool own_order = gate.weights.act_order && shape.packed;
   input_per_slot = size.batched || desc.weight_on_input || UsesStoredScale(gate.input) || UsesStoredScale(up.input) || own_order;
   two_inputs = UsesStoredScale(gate.input) || UsesStoredScale(up.input) || !(gate.input == up.input) || own_order;
-  sorted_copy = gate_up.dots != nullptr && gate_up.dots->contiguous_from > 0 &&
-                shape.gate_up.format.group >= gate_up.dots->contiguous_group && !input_per_slot;
+  sorted_copy = gate_up.dots != nullptr && gate_up.dots->contiguous_from > 0 && !input_per_slot;
   input_rows = input_per_slot ? slots : size.tokens;
   input_stride = RoundUp(std::max(shape.gate_up.format.depth, desc.hidden), 16);
   hidden_act_stride = shape.intermediate_stride();

@@ -41,7 +41,8 @@ class CallRows {
   // Whether the kernel wants the rows of `expert` one after the other, though they are not.
   bool WantsSorted(int expert) const {
     const int64_t rows = route_.sorted().begin[expert + 1] - route_.sorted().begin[expert];
-    return plan_.sorted_copy && plan_.gate_up.For(rows) != nullptr && rows >= plan_.gate_up.dots->contiguous_from;
+    return plan_.sorted_copy && plan_.gate_up.For(rows) != nullptr &&
+           rows >= plan_.gate_up.dots->ContiguousFrom(store_.shape().gate_up.format.group);
   }
   // The records of sorted position `position`, copied from its row's; nothing where that is not wanted.
   void CopyToSorted(int64_t position) const;

@@ -56,6 +56,9 @@ struct RowArgs {
 // Integer products take FP4 as twice its value, 12 higher.
 inline constexpr int32_t kFp4Zero = 12;
 
+// Groups up to here are one tile product of AMX.
+inline constexpr int64_t kShortGroupFeatures = 64;
+
 inline constexpr int64_t kDotScratchBytes = 80 * 1024;
 
 // tile[pair][row][32] = x[row] . w[32 columns of the pair]: over ascending groups, the group's product (exact for integers, float32
@@ -88,9 +91,11 @@ struct DotTable {
   RowKind others;
   // From so many on, the rows of one expert must follow each other in memory, with 16 readable records after the last; 0: never.
   int64_t contiguous_from;
-  int64_t contiguous_group;  // ... where weights have groups of so many features or more
+  int64_t short_contiguous_from;  // the same for weights in groups of up to kShortGroupFeatures
   void (*make_row)(const RowArgs& args);
   void (*multiply)(const DotArgs& args);
+
+  int64_t ContiguousFrom(int64_t group) const { return group <= kShortGroupFeatures ? short_contiguous_from : contiguous_from; }
 };
 
 const DotTable& Avx2Dots();        // int8: AVX2

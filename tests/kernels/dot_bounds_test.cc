@@ -43,7 +43,7 @@ class EdgeMemory {
   uint8_t *base_ = nullptr, *data_ = nullptr;
 };
 
-// Random panels: any codes but NaN of FP8, scales near 1.
+// Random panels: any codes but NaN of FP8, scales near 1, zero points that a file can hold (of int4 up to 16: GPTQ stores one less).
 void FillPanels(const PanelFormat& format, int64_t panels, uint64_t seed, uint8_t* out) {
   testing::Random random(seed);
   for (int64_t at = 0; at < panels * format.panel_bytes; ++at) out[at] = static_cast<uint8_t>(random.Next() >> 24);
@@ -55,6 +55,8 @@ void FillPanels(const PanelFormat& format, int64_t panels, uint64_t seed, uint8_
         const float scale = 0.01f + 0.005f * random.Uniform();
         std::memcpy(at + 4 * lane, &scale, 4);
       }
+      uint8_t* const zeros = at + format.scale_bytes;
+      for (int64_t lane = 0; format.element == ElementType::kInt4 && lane < format.zero_bytes; ++lane) zeros[lane] %= 17;
     }
   }
   if (format.element == ElementType::kFp8E4m3) {
@@ -124,7 +126,8 @@ PanelFormat FormatOf(const Layout& layout) {
 std::vector<Layout> Layouts(bool bf16) {
   std::vector<Layout> all;
   for (const auto& [depth, group] : std::vector<std::pair<int64_t, int64_t>>{
-           {8, 0}, {16, 8}, {24, 16}, {40, 0}, {56, 24}, {72, 32}, {104, 64}, {136, 40}, {264, 128}, {520, 0}, {776, 256}, {1352, 640}}) {
+           {8, 0}, {16, 8}, {24, 16}, {40, 0}, {56, 24}, {72, 32}, {104, 64}, {136, 40}, {264, 128}, {328, 64}, {520, 0},
+           {552, 32}, {600, 16}, {776, 256}, {1352, 640}}) {
     for (ElementType element : {ElementType::kInt4, ElementType::kInt8}) {
       for (bool zero_points : {false, true}) all.push_back({element, zero_points, depth, group});
     }
