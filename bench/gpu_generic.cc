@@ -133,7 +133,7 @@ bool HasMore(const PackedShape& shape) { return shape.ordered && !shape.own_orde
 
 absl::StatusOr<std::unique_ptr<GpuLayer>> MakeLayer(const GpuLayerSpec& spec, uint64_t seed, cudaStream_t stream, bool hopper) {
   const MoeDesc& desc = spec.desc;
-  const cuda::LayerPlan plan = cuda::PlanOf(desc);
+  const cuda::LayerPlan plan = cuda::PlanOf(desc, {.uneven = false, .equal = spec.equal_orders});
   if (HasMore(plan.gate) || HasMore(plan.up) || HasMore(plan.down) || plan.gate_x.stored || plan.up_x.stored ||
       plan.down_h.stored) {
     return absl::UnimplementedError("random weights: no groups of odd sizes, no stored input scales");

@@ -32,7 +32,7 @@ struct Contender {
 
 bool SameWeights(const Contender& a, const Contender& b) {
   return a.backend == b.backend && a.variant.desc.scheme == b.variant.desc.scheme &&
-         a.variant.equal_orders == b.variant.equal_orders;
+         a.variant.equal_orders == b.variant.equal_orders && a.variant.desc.deterministic == b.variant.desc.deterministic;
 }
 
 class VariantRunner {

@@ -12,6 +12,8 @@ inline constexpr size_t kTileBytes = 16;        // of a Tile
 inline constexpr int64_t kMostSlots = int64_t{1} << 30;  // of a call, rows x top-k: their indices are 32 bits wide
 // Inputs of a group whose codes a warp makes at once.
 inline constexpr int kStagedGroup = 128;
+// Elements of a row that is brought into an order by way of shared memory.
+inline constexpr int64_t kMostGathered = 20480;
 // The token sort: slots that are compared with each other; experts whose counts fit shared memory twice.
 inline constexpr int32_t kFewSlots = 128;
 inline constexpr int32_t kSharedExperts = 4096;
@@ -25,15 +27,22 @@ inline constexpr int kMostFewRowsOfBf16Tile = 16;  // of weights that are not co
 inline constexpr int kProcessors = 132;
 inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;
 // Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md), and for
-// which weights there is one: codes that are decoded, and bf16.
+// which weights there is one: codes that are decoded, those with zero points of their own, and bf16.
 struct HopperTile {
   int rows, cost;
-  bool codes, bf16;
+  bool codes, zeros, bf16;
 };
 inline constexpr HopperTile kHopperTiles[] = {
-    {32, 73, true, true},   {48, 77, true, true},   {64, 91, true, true},    {80, 102, true, true},   {96, 114, true, true},
-    {112, 131, true, true}, {144, 165, true, true}, {160, 180, false, true}, {256, 262, true, false},
+    {32, 73, true, true, true},    {48, 77, true, false, true},   {64, 91, true, true, true},
+    {80, 102, true, false, true},  {96, 114, true, true, true},   {112, 131, true, false, true},
+    {144, 165, true, true, true},  {160, 180, false, false, true}, {256, 262, true, true, false},
 };
+// Decoded weights of Hopper's products are divided by 2 to this (decode_scaled-inl.cuh), which leaves room for scales up to kMostLifted.
+inline constexpr int kLift = 24;
+inline constexpr float kMostLifted = 131072.0f;
+// ZeroPointOffset up to which rounding such weights keeps rows within the bound of 16-bit activations: with zero points anywhere, 0.5,
+// some were 1.5 % off.
+inline constexpr double kMostZeroOffset = 0.375;
 // What is won by a second list of tiles for the rests at least, for its launches' sake.
 inline constexpr double kRestsGain = 0.04;
 // Which of them can store float32, for layers that need it.

@@ -83,7 +83,10 @@ class CudaBackend : public Backend {
 
   size_t WorkspaceBytes(const MoeDesc& desc) const override {
     const int64_t slots = desc.max_tokens * desc.top_k;
-    return LargestWorkspace(desc, PlanOf(desc), variant_.fits != nullptr, desc.max_tokens, slots) + CallBytes(desc, slots);
+    size_t most = 0;
+    for (const LayerPlan& plan : PlansOf(desc))
+      most = std::max(most, LargestWorkspace(desc, plan, variant_.fits != nullptr, desc.max_tokens, slots));
+    return most + CallBytes(desc, slots);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedMoe>> Prepare(const MoeDesc& desc, const ExpertReader& reader,
@@ -113,9 +116,6 @@ class CudaBackend : public Backend {
       reasons->push_back({"shape_unsupported", absl::StrCat("it rounds weights to bf16, which does not average out in sums of ",
                                                             inputs, " inputs, want at least ", kFewestRoundedInputs)});
     }
-    if (desc.deterministic) {
-      reasons->push_back({"not_deterministic", "small and large calls run different products, whose last bits differ"});
-    }
   }
 
   const Variant variant_;
@@ -126,10 +126,10 @@ class CudaBackend : public Backend {
 std::vector<const Backend*> CudaBackends() {
   static const std::vector<const Backend*>* const backends = new std::vector<const Backend*>{
       new CudaBackend({"cuda_wna16",
-                       "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows, "
-                       "streamed into mma's where few, else as cuda_generic",
+                       "16-bit activations on Hopper: weights decoded into wgmma's registers where experts have many rows or bits "
+                       "must not depend on the call, streamed into mma's where few, else as cuda_generic",
                        FitsHopper,
-                       "int4, int8, FP8, FP6, FP4 or bf16 weights without zero points and activations that are not quantized"}),
+                       "int4, int8, FP8, FP6, FP4 or bf16 weights and activations that are not quantized"}),
       new CudaBackend({"cuda_generic", "every scheme on a GPU's tensor cores: exact bf16 operands, float32 sums", nullptr, ""}),
   };
   return *backends;

@@ -1,11 +1,14 @@
 // Loading: experts are read and packed by the pool's threads into a ring of pinned buffers, from where the device copies them.
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/call_sizes.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_moe.h"
 #include "kernels/cuda/pack.h"
@@ -55,6 +58,12 @@ PackTarget TargetIn(const MatrixPieces& pieces, std::byte* slot) {
           reinterpret_cast<int32_t*>(at(pieces.order)),
           reinterpret_cast<int32_t*>(at(pieces.step_groups)),
           reinterpret_cast<float*>(at(pieces.globals))};
+}
+
+// Whether the operands of Hopper's products hold the scales, and rounding them is as harmless as it usually is.
+bool HopperHolds(const LinearWeights& weights) {
+  const bool rounded = weights.scheme.group.cols != 0;
+  return LargestScale(weights) <= kMostLifted && (!rounded || ZeroPointOffset(weights) <= kMostZeroOffset);
 }
 
 // Pinned buffers that are filled by threads and emptied by a stream. Thread-safe.
@@ -125,7 +134,11 @@ class Loader {
     gate_ = PiecesOf(plan.gate, offsets_.gate, &slot_bytes_);
     if (!plan.paired) up_ = PiecesOf(plan.up, offsets_.up, &slot_bytes_);
     down_ = PiecesOf(plan.down, offsets_.down, &slot_bytes_);
+    if (plan.down.ordered && !plan.down.own_order) down_order_ = CommonOrder(plan.down, desc.scheme.down.weights);
   }
+
+  // Whether Hopper's products are right for all weights that were loaded.
+  bool hopper() const { return hopper_; }
 
   absl::StatusOr<DeviceBuffer> Load(const ExpertReader& reader, WorkerPool& pool) {
     absl::Status status = arena_.Allocate(offsets_.bytes, "weights of a layer");
@@ -144,6 +157,9 @@ class Loader {
   absl::Status LoadExpert(int expert, const ExpertWeights& weights) {
     absl::Status status = CheckExpert(desc_, expert, weights);
     if (!status.ok()) return status;
+    for (const LinearWeights* linear : {&weights.gate, &weights.up, &weights.down}) {
+      if (!HopperHolds(*linear)) hopper_ = false;
+    }
     const float inputs[] = {weights.gate.input_scale, weights.up.input_scale, weights.down.input_scale};
     for (size_t p = 0; p < 3; ++p) stored_[p * static_cast<size_t>(desc_.num_experts) + static_cast<size_t>(expert)] = inputs[p];
     absl::StatusOr<Ring::Slot*> slot = ring_.Take();
@@ -156,9 +172,16 @@ class Loader {
 
   absl::Status Pack(const ExpertWeights& weights, std::byte* slot) const {
     const LinearWeights* second = plan_.paired ? &weights.up : nullptr;
-    absl::Status status = PackMatrix(plan_.gate, weights.gate, second, TargetIn(gate_, slot));
-    if (status.ok() && !plan_.paired) status = PackMatrix(plan_.up, weights.up, nullptr, TargetIn(up_, slot));
-    if (status.ok()) status = PackMatrix(plan_.down, weights.down, nullptr, TargetIn(down_, slot));
+    const PackTarget down = TargetIn(down_, slot);
+    absl::Status status = PackMatrix(plan_.down, weights.down, nullptr, down);
+    if (!status.ok()) return status;
+    std::span<const int32_t> features;
+    if (plan_.ordered_features) {
+      const int32_t* const order = plan_.down.own_order ? down.order : down_order_.data();
+      features = {order, static_cast<size_t>(plan_.down.positions)};
+    }
+    status = PackMatrix(plan_.gate, weights.gate, second, TargetIn(gate_, slot), features);
+    if (status.ok() && !plan_.paired) status = PackMatrix(plan_.up, weights.up, nullptr, TargetIn(up_, slot), features);
     return status;
   }
 
@@ -197,7 +220,9 @@ class Loader {
   const LayerOffsets offsets_;
   size_t slot_bytes_ = 0;
   MatrixPieces gate_, up_, down_;
-  std::vector<float> stored_;  // [3][E]; each expert's by the thread that reads it
+  std::vector<int32_t> down_order_;  // that all experts share
+  std::vector<float> stored_;        // [3][E]; each expert's by the thread that reads it
+  std::atomic<bool> hopper_ = true;
   DeviceBuffer arena_;
   Ring ring_;
 };
@@ -209,14 +234,13 @@ absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc,
   CudaDevice* const device = static_cast<CudaDevice*>(accelerator);
   absl::Status failure = device->failure();
   if (!failure.ok()) return failure;
-  for (const bool uneven : {false, true}) {
-    const LayerPlan plan = PlanOf(desc, uneven);
-    absl::StatusOr<DeviceBuffer> arena = Loader(desc, plan).Load(reader, pool);
-    // What only the bytes of the weights tell: act-order's groups may have any sizes.
-    if (absl::IsUnimplemented(arena.status()) && !uneven) continue;
+  for (const LayerPlan& plan : PlansOf(desc)) {
+    Loader loader(desc, plan);
+    absl::StatusOr<DeviceBuffer> arena = loader.Load(reader, pool);
+    if (absl::IsUnimplemented(arena.status())) continue;  // act-order that wants another plan
     if (absl::IsUnavailable(arena.status()) && device->Health().ok()) return arena.status();  // of the reader, not of the device
     if (!arena.ok()) return device->Report(arena.status());
-    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper));
+    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper && loader.hopper()));
   }
   return absl::InternalError("act-order: the groups fit no layout");
 }

@@ -57,38 +57,48 @@ __device__ inline void WithScale(ScaleType type, const Body& body) {
   }
 }
 
-// body(decode) with decode(bits): a scale of `type` by the bits that hold it. One branch for all that the body makes.
+// body(decode) with decode(bits, i): scale `i` of four that LoadFour loaded.
 template <typename Body>
-__device__ inline void WithScaleBits(ScaleType type, const Body& body) {
+__device__ inline void WithFourScales(ScaleType type, const Body& body) {
   switch (type) {
-    case ScaleType::kNone: return body([](uint32_t) { return 1.0f; });
-    case ScaleType::kF32: return body([](uint32_t bits) { return Bits(bits); });
-    case ScaleType::kBf16: return body([](uint32_t bits) { return Bits(bits << 16); });
+    case ScaleType::kNone: return body([](const uint32_t (&)[4], int) { return 1.0f; });
+    case ScaleType::kF32: return body([](const uint32_t (&bits)[4], int i) { return Bits(bits[i]); });
+    case ScaleType::kBf16:
+      return body([](const uint32_t (&bits)[4], int i) { return Bits(i % 2 == 0 ? bits[i / 2] << 16 : bits[i / 2] & 0xFFFF0000u); });
     case ScaleType::kF16:
-      return body([](uint32_t bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); });
-    case ScaleType::kE8m0: return body([](uint32_t bits) { return FastE8m0(bits); });
-    case ScaleType::kE4m3: return body([](uint32_t bits) { return FastE4m3(bits); });
+      return body([](const uint32_t (&bits)[4], int i) {
+        return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? bits[i / 2] & 0xFFFFu : bits[i / 2] >> 16)));
+      });
+    case ScaleType::kE8m0: return body([](const uint32_t (&bits)[4], int i) { return FastE8m0(bits[0] >> (8 * i) & 0xFFu); });
+    case ScaleType::kE4m3: return body([](const uint32_t (&bits)[4], int i) { return FastE4m3(bits[0] >> (8 * i) & 0xFFu); });
   }
-}
-__device__ inline float ScaleOfBits(ScaleType type, uint32_t bits) {
-  float scale = 1.0f;
-  WithScaleBits(type, [&](const auto& decode) { scale = decode(bits); });
-  return scale;
 }
 // Bytes of a scale of `type`.
 __device__ inline int ScaleBytesOf(ScaleType type) {
   return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 1 : 2;
 }
 
-// `bytes` (1, 2 or 4) of global memory that nobody writes.
-__device__ inline uint32_t LoadBits(const uint8_t* from, int bytes) {
-  if (bytes == 1) return __ldg(from);
-  if (bytes == 2) return __ldg(reinterpret_cast<const uint16_t*>(from));
-  return __ldg(reinterpret_cast<const uint32_t*>(from));
+// Four neighbours of `bytes` each, as they lie. Without a branch, behind which the compiler would wait for what was loaded.
+__device__ inline void LoadFour(const uint8_t* from, int bytes, uint32_t (&bits)[4]) {
+  asm volatile("{\n"
+               " .reg .pred one, two, four;\n"
+               " setp.eq.s32 one, %5, 1;\n"
+               " setp.eq.s32 two, %5, 2;\n"
+               " setp.eq.s32 four, %5, 4;\n"
+               " @one ld.global.nc.u32 %0, [%4];\n"
+               " @two ld.global.nc.v2.u32 {%0,%1}, [%4];\n"
+               " @four ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+               "}\n"
+               : "+r"(bits[0]), "+r"(bits[1]), "+r"(bits[2]), "+r"(bits[3])
+               : "l"(from), "r"(bytes));
 }
 
 __device__ inline void StoreShared4(uint32_t address, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(v) : "memory");
+}
+
+__device__ inline void StoreShared16(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // 16 bytes, in order with copies to the same place.

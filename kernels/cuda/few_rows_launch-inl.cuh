@@ -11,7 +11,7 @@ namespace moed::cuda {
 // Thread blocks of a multiprocessor that the registers must leave room for.
 constexpr int FewRowsResident(int tokens) { return tokens <= 8 ? 5 : tokens == 32 ? 3 : 4; }
 
-template <Codes kCodes, int kTokens, int kSlots>
+template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros>
 __global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens))
     FewRows(const GemmArgs* global_args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -27,49 +27,52 @@ __global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens))
   if (!args.tiles_early) WaitForEarlier();
   const Tile tile = tiles[blockIdx.x];
   if (static_cast<int>(blockIdx.x) >= totals[1]) return WaitForEarlier();
-  FewRowsProduct<kCodes, kTokens, kSlots> product(args, tile, shared);
+  FewRowsProduct<kCodes, kTokens, kSlotSteps, kZeros> product(args, tile, shared);
   product.Run(source, rows);
   if (product.Gather()) product.Store(rows);
 }
 
-template <Codes kCodes, int kTokens, int kSlots>
+template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros>
 cudaError_t LaunchFewRowsTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  using Layout = SlabLayout<kTokens, kSlots>;
-  // The most of any launch, since a captured one is held to what is set when it runs.
-  const cudaError_t error = cudaFuncSetAttribute(FewRows<kCodes, kTokens, kSlots>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 Layout::Bytes(sizeof(float)));
+  using Layout = SlabLayout<kTokens, kSlotSteps, kZeros>;
+  const auto kernel = FewRows<kCodes, kTokens, kSlotSteps, kZeros>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(launch.tiles, launch.row_tiles, launch.ranges);
-  return LaunchAfter(FewRows<kCodes, kTokens, kSlots>, grid, kTileThreads, Layout::Bytes(launch.scale_bytes), stream, args, sort);
+  return LaunchAfter(kernel, grid, kTileThreads, Layout::kBytes, stream, args, sort);
 }
 
-template <Codes kCodes, int kTokens>
+template <Codes kCodes, int kTokens, bool kZeros>
 cudaError_t LaunchFewRowsSlots(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   if constexpr (BitsOf(kCodes) <= 8) {
-    switch (launch.slots) {
-      case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1>(launch, args, sort, stream);
-      case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2>(launch, args, sort, stream);
-      case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4>(launch, args, sort, stream);
+    switch (launch.slot_steps) {
+      case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1, kZeros>(launch, args, sort, stream);
+      case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2, kZeros>(launch, args, sort, stream);
+      case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4, kZeros>(launch, args, sort, stream);
+      case 8: return LaunchFewRowsTiles<kCodes, kTokens, 8, kZeros>(launch, args, sort, stream);
       default: break;
     }
   }
-  if (launch.slots != 0) return cudaErrorInvalidValue;
-  return LaunchFewRowsTiles<kCodes, kTokens, 0>(launch, args, sort, stream);
+  if constexpr (!kZeros) {
+    if (launch.slot_steps == 0) return LaunchFewRowsTiles<kCodes, kTokens, 0, false>(launch, args, sort, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
-// Every number of rows and scales of one kind of codes: the body of one source file, so that none takes long to compile.
-template <Codes kCodes>
+// Every number of rows and scales of one kind of codes, with zero points or without: the body of one source file, so that none takes
+// long to compile.
+template <Codes kCodes, bool kZeros = false>
 cudaError_t LaunchFewRowsOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.tokens) {
-    case 8: return LaunchFewRowsSlots<kCodes, 8>(launch, args, sort, stream);
-    case 16: return LaunchFewRowsSlots<kCodes, 16>(launch, args, sort, stream);
+    case 8: return LaunchFewRowsSlots<kCodes, 8, kZeros>(launch, args, sort, stream);
+    case 16: return LaunchFewRowsSlots<kCodes, 16, kZeros>(launch, args, sort, stream);
     default: break;
   }
   // Of bf16 weights, which are not decoded, wgmma makes larger tiles.
   if constexpr (BitsOf(kCodes) <= 8) {
     switch (launch.tokens) {
-      case 24: return LaunchFewRowsSlots<kCodes, 24>(launch, args, sort, stream);
-      case 32: return LaunchFewRowsSlots<kCodes, 32>(launch, args, sort, stream);
+      case 24: return LaunchFewRowsSlots<kCodes, 24, kZeros>(launch, args, sort, stream);
+      case 32: return LaunchFewRowsSlots<kCodes, 32, kZeros>(launch, args, sort, stream);
       default: break;
     }
   }

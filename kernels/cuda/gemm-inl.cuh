@@ -261,7 +261,7 @@ class TileProduct {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        zero[half][second] = ZeroOperand<kCodes>(stored ? zeros[FeatureInTile(half, second)] : zero_);
+        zero[half][second] = ZeroOperand<kCodes>(stored ? zeros[ScaleInTile(half, second)] : zero_);
       }
     }
   }
@@ -277,7 +277,7 @@ class TileProduct {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        const uint32_t code = scales[FeatureInTile(half, second)];
+        const uint32_t code = scales[ScaleInTile(half, second)];
         most = max(most, code);
         power[half][second] = (min(code, kMostPower) + BiasPower(kCodes)) * 0x00800080u;
       }
@@ -291,7 +291,7 @@ class TileProduct {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
-        const uint32_t code = scales[FeatureInTile(half, second)];
+        const uint32_t code = scales[ScaleInTile(half, second)];
         const float left = code == 255 ? FastE8m0(code) : FastE8m0(max(code, kMostPower) - kMostPower + 127);
         const uint32_t pair = PackBf16(left, left);
 #pragma unroll

@@ -13,6 +13,8 @@ GemmLauncher LaunchBytesInt8, LaunchBytesFp8;
 // On Hopper alone.
 GemmLauncher LaunchFewRowsInt4, LaunchFewRowsFp4, LaunchFewRowsInt8, LaunchFewRowsFp8, LaunchFewRowsBf16;
 GemmLauncher LaunchHopperInt4, LaunchHopperFp4, LaunchHopperInt8, LaunchHopperFp8, LaunchHopperBf16;
+// Of codes with zero points.
+GemmLauncher LaunchFewRowsInt4Zeros, LaunchFewRowsInt8Zeros, LaunchHopperInt4Zeros, LaunchHopperInt8Zeros;
 
 }  // namespace moed::cuda
 

@@ -3,15 +3,16 @@
 // Each of two or three multiplying warpgroups has one row tile (128 features; of a paired matrix gate and up of 64, so that a
 // feature's two sums end in the same thread), or half of one, and all rows of the tile, which it shares with the others; a warpgroup
 // more fills the ring that they read (hopper_ring-inl.cuh). While a batch of products is under way the weights of the next one are
-// decoded. Under scales of groups a weight is rounded to bf16 twice, its scale and the code times that; one scale for all inputs
-// multiplies the sums instead, and no weight is rounded. Codes have no stored zero points: where their mean is far from 0, the
-// rounding of a group's weights would not average out. Sums are float32 in the order of the tensor cores, so their last bits differ
-// from those of gemm-inl.cuh; they depend on the row and the weights only.
+// decoded. Under scales of groups a weight is rounded to bf16 twice, its scale and the code less its zero point times that; one scale for
+// all inputs multiplies the sums instead, and no weight is rounded. Sums are float32 in the order of the tensor cores,
+// so their last bits differ from those of gemm-inl.cuh; they depend on the row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
+#include <iterator>
+
 #include "kernels/cuda/call_block.h"
-#include "kernels/cuda/decode_symmetric-inl.cuh"
+#include "kernels/cuda/decode_scaled-inl.cuh"
 #include "kernels/cuda/epilogue-inl.cuh"
 #include "kernels/cuda/hopper_ring-inl.cuh"
 #include "kernels/cuda/hopper_store-inl.cuh"
@@ -30,10 +31,11 @@ static_assert(kProducerRegisters + 2 * MathRegisters(2) <= 3 * 168 && kProducerR
 
 // One warpgroup's part of every piece of work. `kMany`: blocks have two or four slots of scales, not one or none. With more than two
 // loops in a kernel the compiler finds no registers for products that are under way (C7512).
-template <Codes kCodes, int kTokens, Results kResults, bool kMany>
+template <typename Layout, Results kResults, bool kMany>
 class HopperMath {
  public:
-  using Layout = HopperLayout<kCodes, kTokens>;
+  static constexpr Codes kCodes = Layout::kCodes;
+  static constexpr int kTokens = Layout::kTokens;
   static constexpr int kHalves = Layout::kHalves;
   // Products of a batch: a half's of a block, or two steps.
   static constexpr int kBatch = kHalves == 2 ? kSteps : kSteps / 2;
@@ -44,7 +46,7 @@ class HopperMath {
         board_(board),
         ring_(ring),
         blocks_(w_.blocks),
-        slots_(ScaledSlots<kCodes>(w_)),
+        slots_(ScaledSlots<Layout>(w_)),
         unknown_zero_(w_.zero),
         weights_at_(Layout::kWeights + tile() * BlockBytes(kCodes) +
                     (first_half() * kTileThreads + threadIdx.x % kTileThreads) * kChunkBytes),
@@ -78,16 +80,7 @@ class HopperMath {
         chunk[i] = *reinterpret_cast<const uint4*>(weights + (i * 2 + half) * kTileThreads * kChunkBytes);
     }
 
-    __device__ void Decode(int step, uint32_t unknown_zero, uint32_t (&operand)[4]) const {
-#pragma unroll
-      for (int reg = 0; reg < 4; ++reg) {
-        operand[reg] = DecodeSymmetric<kCodes>(chunk[step / kOfChunk], step % kOfChunk, reg);
-        // By an operation with a 0 that the compiler does not know: else the operand would be the registers that chunks are loaded
-        // into, while a product still reads them.
-        if constexpr (kCodes == Codes::kBf16)
-          asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(operand[reg]) : "r"(operand[reg]), "r"(unknown_zero));
-      }
-    }
+    __device__ uint32_t Field(int step, int reg) const { return FieldOf<kCodes>(chunk[step / kOfChunk], step % kOfChunk, reg); }
   };
 
   // Of a piece of work that has no row tile for the warpgroup.
@@ -149,28 +142,53 @@ class HopperMath {
     }
   }
 
-  // Times the scales of each slot, of the thread's two features.
   template <int kSlots>
   __device__ void DecodeBatch(const HalfCodes& codes, const uint8_t* scales, int first, Operand (&operand)[kBatch]) const {
-    constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
-    uint32_t scale[2] = {};
+    if constexpr (IsScaled(kCodes)) {
+      ScaleBatch<kSlots>(codes, scales + scales_at_, first, operand);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int step = first + i;
-      codes.Decode(step, unknown_zero_, operand[i]);
-      if constexpr (kSlots > 0) {
-        if (i == 0 || step % kSlotSteps == 0) {
-          const uint32_t pair = *reinterpret_cast<const uint32_t*>(scales + scales_at_ + step / kSlotSteps * Layout::kSlotBytes);
-          scale[0] = __byte_perm(pair, pair, 0x1010);
-          scale[1] = __byte_perm(pair, pair, 0x3232);
-        }
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) operand[i][reg] = MultiplyPair(operand[i][reg], scale[reg % 2]);
+      for (int i = 0; i < kBatch * 4; ++i) {
+        uint32_t& to = operand[i / 4][i % 4];
+        // By an operation with a 0 that the compiler does not know: else the operand would be the registers that chunks are loaded
+        // into, while a product still reads them.
+        asm volatile("xor.b32 %0, %1, %2;\n" : "=r"(to) : "r"(codes.Field(first + i / 4, i % 4)), "r"(unknown_zero_));
       }
     }
   }
 
-  // What sums are multiplied by, the one group's scale or 1, and what is added then: [half][of features g and g + 8].
+  // By the scales of each slot, of the thread's two features, or by 2^-kLift alone.
+  template <int kSlots>
+  __device__ static void ScaleBatch(const HalfCodes& codes, const uint8_t* scales, int first, Operand (&operand)[kBatch]) {
+    constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
+    FieldScale<kCodes, Layout::kZeros> scale[2];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int step = first + i;
+      if (i == 0 || (kSlots > 0 && step % kSlotSteps == 0)) ReadScales<kSlots>(scales + step / kSlotSteps * Layout::kSlotBytes, scale);
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) operand[i][reg] = scale[reg % 2].Apply(codes.Field(step, reg));
+    }
+  }
+
+  template <int kSlots>
+  __device__ static void ReadScales(const uint8_t* from, FieldScale<kCodes, Layout::kZeros> (&scale)[2]) {
+    const uint32_t pair = kSlots > 0 ? *reinterpret_cast<const uint32_t*>(from) : 0;
+    const uint32_t zeros = Layout::kZeros ? *reinterpret_cast<const uint32_t*>(from + Layout::kZeroPlace) : 0;
+#pragma unroll
+    for (int reg = 0; reg < 2; ++reg) {
+      const uint32_t selector = reg == 0 ? 0x1010 : 0x3232;
+      if constexpr (Layout::kZeros) {
+        scale[reg] = {__byte_perm(pair, pair, selector), __byte_perm(zeros, zeros, selector)};
+      } else if constexpr (kSlots > 0) {
+        scale[reg] = scale[reg].Of(reg, __byte_perm(pair, pair, selector));
+      } else {
+        scale[reg] = scale[reg].Of(reg, PowerPair(UnitPower<kCodes>(reg) - kLift));
+      }
+    }
+  }
+
+  // What sums are multiplied by, the one group's scale or only 2^kLift, and what is added then: [half][of features g and g + 8].
   struct Last {
     float scale[kHalves][2], bias[kHalves][2];
   };
@@ -184,17 +202,17 @@ class HopperMath {
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i) {
       last.bias[i / 2][i % 2] = bias != nullptr ? bias[i / 2 * kHalfRows + i % 2 * 8] : 0.0f;
-      last.scale[i / 2][i % 2] = 1.0f;
+      last.scale[i / 2][i % 2] = LiftOf<kCodes>();
     }
     if (w_.groups != 1) return last;
-    const int bytes = ScaleBytesOf(w_.scale);
-    const uint8_t* scales = w_.scales + expert * w_.scales_stride + first * bytes;
-    uint32_t bits[2 * kHalves];
+    const int bytes = ScaleBytesOf(w_.scale), reader = threadIdx.x % kTileThreads / 32 * 8 + threadIdx.x % 32 / 4;
+    const int64_t place = static_cast<int64_t>(work.first_row_tile + tile()) * kTileRows + reader * 4;
+    uint32_t bits[4] = {};
+    LoadFour(w_.scales + expert * w_.scales_stride + place * bytes, bytes, bits);
+    WithFourScales(w_.scale, [&](const auto& decode) {
 #pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) bits[i] = LoadBits(scales + (i / 2 * kHalfRows + i % 2 * 8) * bytes, bytes);
-    WithScaleBits(w_.scale, [&](const auto& decode) {
-#pragma unroll
-      for (int i = 0; i < 2 * kHalves; ++i) last.scale[i / 2][i % 2] = w_.globals[expert * 2 + i % 2] * decode(bits[i]);
+      for (int i = 0; i < 2 * kHalves; ++i)
+        last.scale[i / 2][i % 2] *= w_.globals[expert * 2 + i % 2] * (first_half() == 0 ? decode(bits, i) : decode(bits, (i + 2) % 4));
     });
     return last;
   }
@@ -224,10 +242,8 @@ class HopperMath {
   float sums_[kHalves][kTokens / 2];
 };
 
-template <Codes kCodes, int kTokens, Results kResults, bool kMany>
-__global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
-    HopperGemm(const GemmArgs* global_args, const SortArgs* sort, bool rests) {
-  using Layout = HopperLayout<kCodes, kTokens>;
+template <typename Layout, Results kResults, bool kMany>
+__global__ void __launch_bounds__(Layout::kThreads, 1) HopperGemm(const GemmArgs* global_args, const SortArgs* sort, bool rests) {
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
   __shared__ __align__(8) uint64_t barriers[2 * Layout::kStages];
@@ -240,7 +256,7 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   const Ring<Layout> ring = {(SharedAddress(memory) + 1023) / 1024 * 1024, full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<kCodes>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
+      InitBarrier(ring.Full(stage), ScaledSlots<Layout>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
       InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads);
     }
     FenceBarrierInit();
@@ -252,19 +268,18 @@ __global__ void __launch_bounds__(HopperLayout<kCodes, kTokens>::kThreads, 1)
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<kProducerRegisters>();
-    ProduceBlocks<kCodes, kTokens, kMany>(args, list, ring, board);
+    ProduceBlocks<Layout, kMany>(args, list, ring, board);
   } else {
     MoreRegisters<MathRegisters(Layout::kMathGroups)>();
-    HopperMath<kCodes, kTokens, kResults, kMany> math(args, board, ring);
+    HopperMath<Layout, kResults, kMany> math(args, board, ring);
     for (int at = blockIdx.x, piece = 0; at < list.size(); at += gridDim.x, ++piece) math.Run(piece);
   }
   if (rests) BeginAfterEarlier();  // what follows may count on both
 }
 
-template <Codes kCodes, int kTokens, Results kResults, bool kMany>
+template <typename Layout, Results kResults, bool kMany>
 cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  using Layout = HopperLayout<kCodes, kTokens>;
-  const auto kernel = HopperGemm<kCodes, kTokens, kResults, kMany>;
+  const auto kernel = HopperGemm<Layout, kResults, kMany>;
   int device = 0, processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -275,46 +290,39 @@ cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, con
   return LaunchAfter(kernel, grid, Layout::kThreads, Layout::kBytes, stream, args, sort, launch.rests);
 }
 
-template <Codes kCodes, int kTokens, bool kMany>
+template <typename Layout, bool kMany>
 cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.results) {
-    case Results::kHidden: return LaunchHopperGemm<kCodes, kTokens, Results::kHidden, kMany>(launch, args, sort, stream);
-    case Results::kSums: return LaunchHopperGemm<kCodes, kTokens, Results::kSums, kMany>(launch, args, sort, stream);
+    case Results::kHidden: return LaunchHopperGemm<Layout, Results::kHidden, kMany>(launch, args, sort, stream);
+    case Results::kSums: return LaunchHopperGemm<Layout, Results::kSums, kMany>(launch, args, sort, stream);
     case Results::kWords:
-      if constexpr (HopperHasWords(kTokens))
-        return LaunchHopperGemm<kCodes, kTokens, Results::kWords, kMany>(launch, args, sort, stream);
+      if constexpr (HopperHasWords(Layout::kTokens))
+        return LaunchHopperGemm<Layout, Results::kWords, kMany>(launch, args, sort, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-// Every number of rows of one kind of codes.
-template <Codes kCodes, bool kMany>
-cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  switch (launch.tokens) {
-    case 32: return LaunchHopperTiles<kCodes, 32, kMany>(launch, args, sort, stream);
-    case 48: return LaunchHopperTiles<kCodes, 48, kMany>(launch, args, sort, stream);
-    case 64: return LaunchHopperTiles<kCodes, 64, kMany>(launch, args, sort, stream);
-    case 80: return LaunchHopperTiles<kCodes, 80, kMany>(launch, args, sort, stream);
-    case 96: return LaunchHopperTiles<kCodes, 96, kMany>(launch, args, sort, stream);
-    case 112: return LaunchHopperTiles<kCodes, 112, kMany>(launch, args, sort, stream);
-    case 144: return LaunchHopperTiles<kCodes, 144, kMany>(launch, args, sort, stream);
-    case 160:
-      if constexpr (kCodes == Codes::kBf16) return LaunchHopperTiles<kCodes, 160, kMany>(launch, args, sort, stream);
-      break;
-    case 256:
-      if constexpr (kCodes != Codes::kBf16) return LaunchHopperTiles<kCodes, 256, kMany>(launch, args, sort, stream);
-      break;
-    default: break;
+// Every number of rows of one kind of codes, by kHopperTiles from the `kAt`-th on.
+template <Codes kCodes, bool kZeros, bool kMany, int kAt = 0>
+cudaError_t LaunchHopperRows(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if constexpr (kAt < static_cast<int>(std::size(kHopperTiles))) {
+    constexpr HopperTile kTile = kHopperTiles[kAt];
+    if constexpr (kCodes == Codes::kBf16 ? kTile.bf16 : kZeros ? kTile.zeros : kTile.codes) {
+      if (launch.tokens == kTile.rows)
+        return LaunchHopperTiles<HopperLayout<kCodes, kTile.rows, kZeros>, kMany>(launch, args, sort, stream);
+    }
+    return LaunchHopperRows<kCodes, kZeros, kMany, kAt + 1>(launch, args, sort, stream);
+  } else {
+    return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
-template <Codes kCodes>
+template <Codes kCodes, bool kZeros = false>
 cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   if constexpr (IsScaled(kCodes)) {
-    if (launch.slots > 1) return LaunchHopperOf<kCodes, true>(launch, args, sort, stream);
+    if (launch.slots > 1) return LaunchHopperRows<kCodes, kZeros, true>(launch, args, sort, stream);
   }
-  return LaunchHopperOf<kCodes, false>(launch, args, sort, stream);
+  return LaunchHopperRows<kCodes, kZeros, false>(launch, args, sort, stream);
 }
 
 }  // namespace moed::cuda

@@ -11,6 +11,7 @@
 #define MOED_KERNELS_CUDA_HOPPER_RING_INL_CUH_
 
 #include "kernels/cuda/call_block.h"
+#include "kernels/cuda/decode_scaled-inl.cuh"
 #include "kernels/cuda/device-inl.cuh"
 #include "kernels/cuda/wgmma-inl.cuh"
 
@@ -24,9 +25,12 @@ inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walk
 // Whether weights may have scales of groups.
 constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
-template <Codes kCodes, int kRows_>
+// Of tiles of kTokens rows. `kZeros`: the codes have zero points of their own.
+template <Codes kCodes_, int kTokens_, bool kZeros_>
 struct HopperLayout {
-  static constexpr int kTokens = kRows_;
+  static constexpr Codes kCodes = kCodes_;
+  static constexpr int kTokens = kTokens_;
+  static constexpr bool kZeros = kZeros_;
   // Halves of a row tile that a multiplying warpgroup has, as the registers for sums allow; how many warpgroups multiply (while one
   // decodes, the others' products run: with few rows two are not enough), and for how many batches of products each has operands.
   static constexpr int kHalves = kTokens <= 160 ? 2 : 1;
@@ -37,10 +41,12 @@ struct HopperLayout {
   static constexpr int kRowBytes = kBlockDepth * 2;
   static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
   static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
-  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16.
+  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16; and as much again of their zero points, as
+  // fields (decode_scaled-inl.cuh).
   static constexpr int kScales = kWeights + kTiles * BlockBytes(kCodes);
   static constexpr int kHalfBytes = kHalfRows / 2 * 4, kSlotBytes = 2 * kHalfBytes;
-  static constexpr int kScaleBytes = IsScaled(kCodes) ? kSteps * kSlotBytes : 0;
+  static constexpr int kZeroPlace = kSteps * kSlotBytes;
+  static constexpr int kScaleBytes = IsScaled(kCodes) ? (kZeros ? 2 : 1) * kZeroPlace : 0;
   static constexpr int kStageBytes = (kScales + kTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
 
@@ -134,11 +140,9 @@ struct WorkBoard {
 };
 
 // The copying thread. Rows beyond the tile keep what the stage had: what is made of them is never stored.
-template <Codes kCodes, int kTokens>
-__device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
-                           WorkBoard& board) {
-  using Layout = HopperLayout<kCodes, kTokens>;
-  constexpr int kCodesBytes = BlockBytes(kCodes);
+template <typename Layout>
+__device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, WorkBoard& board) {
+  constexpr int kCodesBytes = BlockBytes(Layout::kCodes);
   RingPlace<Layout::kStages> place{0, 1};  // a fresh barrier counts as passed with parity 1
   const MatrixArgs& w = args.weights;
   const int blocks = w.blocks;
@@ -165,45 +169,59 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
   }
 }
 
-// The scales of one row tile for the threads that multiply it: a lane has the four features (half, second) of the threads (warp
-// lane / 8, g = lane mod 8) of both halves.
+// The scales of one row tile for the threads that multiply it, and the zero points: a lane has those of one reader (ScalePlace).
 template <typename Layout, int kSlots>
 class ScaleMaker {
  public:
-  using Raw = uint32_t[kSlots][4];
+  struct Raw {
+    uint32_t scales[kSlots][4] = {};
+    uint32_t zeros[Layout::kZeros ? kSlots : 1] = {};  // four bytes each
+  };
 
   __device__ ScaleMaker(const MatrixArgs& w, const HopperWork& work) : w_(w), bytes_(ScaleBytesOf(w.scale)) {
     const int64_t expert = work.tile.expert;
-    const int feature = threadIdx.x % 32 / 8 * 16 + threadIdx.x % 8;
-    const int64_t first = static_cast<int64_t>(work.first_row_tile) * w.groups * kTileRows + feature;
+    const int64_t first = static_cast<int64_t>(work.first_row_tile) * w.groups * kTileRows + threadIdx.x % 32 * 4;
     from_ = w.scales + expert * w.scales_stride + first * bytes_;
+    if constexpr (Layout::kZeros) zeros_ = w.zeros + expert * w.zeros_stride + first;
     step_groups_ = w.step_groups != nullptr ? w.step_groups + expert * w.step_groups_stride : nullptr;
     per_group_ = 1.0f / static_cast<float>(max(w.group_steps, 1));
-    for (int second = 0; second < 2; ++second) global_[second] = w.globals[expert * 2 + second];
+    for (int second = 0; second < 2; ++second)
+      factor_[second] = (w.groups == 1 ? 1.0f : w.globals[expert * 2 + second]) * ScaleFactor<Layout::kCodes>(second);
   }
 
   __device__ void Read(int tile, int block, Raw& raw) const {
-    const uint8_t* of_tile = from_ + static_cast<int64_t>(tile) * w_.groups * kTileRows * bytes_;
+    const int64_t of_tile = static_cast<int64_t>(tile) * w_.groups * kTileRows;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      const uint8_t* at = of_tile + GroupOf(block * kSteps + slot * (kSteps / kSlots)) * kTileRows * bytes_;
-      if (bytes_ == 1) ReadAs<uint8_t>(at, raw[slot]);
-      if (bytes_ == 2) ReadAs<uint16_t>(at, raw[slot]);
-      if (bytes_ == 4) ReadAs<uint32_t>(at, raw[slot]);
+      const int64_t at = of_tile + GroupOf(block * kSteps + slot * (kSteps / kSlots)) * kTileRows;
+      LoadFour(from_ + at * bytes_, bytes_, raw.scales[slot]);
+      if constexpr (Layout::kZeros) raw.zeros[slot] = __ldg(reinterpret_cast<const uint32_t*>(zeros_ + at));
     }
   }
 
   __device__ void Store(const Raw& raw, uint32_t to) const {
-    WithScaleBits(w_.scale, [&](const auto& decode) {
+    to += threadIdx.x % 32 * 4;
+    // One group's scale multiplies the sums, exactly.
+    WithFourScales(w_.groups == 1 ? ScaleType::kNone : w_.scale, [&](const auto& decode) {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
+        const uint32_t(&bits)[4] = raw.scales[slot];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint32_t pair = PackBf16(global_[0] * decode(raw[slot][half * 2]), global_[1] * decode(raw[slot][half * 2 + 1]));
-          StoreShared4(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes + threadIdx.x % 32 * 4, pair);
+          const uint32_t pair = PackBf16(factor_[0] * decode(bits, half * 2), factor_[1] * decode(bits, half * 2 + 1));
+          StoreShared4(to + slot * Layout::kSlotBytes + half * Layout::kHalfBytes, pair);
         }
       }
     });
+    if constexpr (Layout::kZeros) {
+#pragma unroll
+      for (int i = 0; i < 2 * kSlots; ++i) {
+        const int slot = i / 2, half = i % 2;
+        const uint32_t two = raw.zeros[slot] >> (half * 16);
+        const uint32_t pair = ZeroField<Layout::kCodes>(0, two & 0xFFu) | ZeroField<Layout::kCodes>(1, two >> 8 & 0xFFu) << 16;
+        StoreShared4(to + Layout::kZeroPlace + slot * Layout::kSlotBytes + half * Layout::kHalfBytes, pair);
+      }
+    }
   }
 
  private:
@@ -212,25 +230,18 @@ class ScaleMaker {
     return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
   }
 
-  template <typename Bits>
-  __device__ static void ReadAs(const uint8_t* at, uint32_t (&raw)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) raw[i] = __ldg(reinterpret_cast<const Bits*>(at) + i / 2 * kHalfRows + i % 2 * 8);
-  }
-
   const MatrixArgs& w_;
   const int bytes_;
   const uint8_t* from_;
+  const uint8_t* zeros_ = nullptr;
   const int32_t* step_groups_;
-  float per_group_, global_[2];
+  float per_group_, factor_[2];
 };
 
 // A scaling warp: every kScaleWarps-th block of all pieces of work is `which`'s. A block's scales are read while the warp's last
 // one is on its way, so that nobody waits for memory.
-template <Codes kCodes, int kTokens, int kSlots>
-__device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
-                           int which) {
-  using Layout = HopperLayout<kCodes, kTokens>;
+template <typename Layout, int kSlots>
+__device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, int which) {
   using Maker = ScaleMaker<Layout, kSlots>;
   RingPlace<Layout::kStages> place{0, 1};
   int turn = 0;  // whose the next block is
@@ -264,25 +275,24 @@ __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, con
 }
 
 // How many slots of a block have scales of their own: 0 where one group for all inputs scales the sums instead.
-template <Codes kCodes>
+template <typename Layout>
 __device__ inline int ScaledSlots(const MatrixArgs& w) {
-  return IsScaled(kCodes) && w.groups > 1 ? w.slots : 0;
+  return Layout::kZeros || (IsScaled(Layout::kCodes) && w.groups > 1) ? w.slots : 0;
 }
 
 // The first warpgroup.
-template <Codes kCodes, int kTokens, bool kMany>
-__device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<HopperLayout<kCodes, kTokens>>& ring,
-                              WorkBoard& board) {
+template <typename Layout, bool kMany>
+__device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, WorkBoard& board) {
   const int warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) CopyBlocks<kCodes, kTokens>(args, list, ring, board);
-  if constexpr (IsScaled(kCodes)) {
+  if (threadIdx.x == 0) CopyBlocks(args, list, ring, board);
+  if constexpr (IsScaled(Layout::kCodes)) {
     if (warp == 0) return;
-    const int slots = ScaledSlots<kCodes>(args.weights);
+    const int slots = ScaledSlots<Layout>(args.weights);
     if constexpr (kMany) {
-      if (slots == 2) MakeScales<kCodes, kTokens, 2>(args, list, ring, warp - 1);
-      if (slots == 4) MakeScales<kCodes, kTokens, 4>(args, list, ring, warp - 1);
+      if (slots == 2) MakeScales<Layout, 2>(args, list, ring, warp - 1);
+      if (slots == 4) MakeScales<Layout, 4>(args, list, ring, warp - 1);
     } else {
-      if (slots == 1) MakeScales<kCodes, kTokens, 1>(args, list, ring, warp - 1);
+      if (slots == 1) MakeScales<Layout, 1>(args, list, ring, warp - 1);
     }
   }
 }

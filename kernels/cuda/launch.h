@@ -36,6 +36,7 @@ cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t c
 enum class StageBy : uint8_t {
   kValues,  // by any rule
   kCopies,  // rows of bf16 to which nothing is to be done but to move them, in pieces of 16 bytes; no order, no weights
+  kGathers,  // the same by an order; at most kMostGathered elements
   // Bytes under dynamic float32 scales of kStagedGroup inputs, which divide the row; no order, weights, scatter or scales that span
   // rows; rows aligned to four elements.
   kGroups,
@@ -43,9 +44,10 @@ enum class StageBy : uint8_t {
 struct StageLaunch {
   int32_t rows = 0;  // capacity; 0: nothing to launch
   StageBy by = StageBy::kValues;
+  int32_t cols = 0;  // of a row, of kGathers
   bool operator==(const StageLaunch&) const = default;
 };
-// One block of threads an operand row.
+// One block of threads an operand row, or a few of kGathers.
 cudaError_t LaunchStage(const StageLaunch& launch, const StageArgs* args, const SortArgs* sort, cudaStream_t stream);
 
 // Which kernel makes a product.
@@ -73,15 +75,14 @@ struct GemmLaunch {
   int32_t terms = 1;
   bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
   bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
-  int32_t slot_steps = 0;  // of such a product: ByteSlotSteps
+  int32_t slot_steps = 0;  // of such a product: ByteSlotSteps; of kFewRows: FewRowsSlotSteps
   bool rests = false;      // of kHopper: the tiles of the other list (SortArgs::rest_rows); follows the product of the first one
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
   Results results = Results::kWords;  // of kHopper
-  int32_t slots = 0;  // of kHopper and kFewRows: PackedShape::slots where a feature has scales of several groups, else 0
-  // Of kFewRows:
-  int32_t ranges = 1;       // that the inputs are cut into; above 1 GemmArgs::partials is used
-  int32_t scale_bytes = 0;  // of one such scale
+  int32_t slots = 0;   // of kHopper: PackedShape::slots where a feature has scales of several groups or zero points, else 0
+  bool zeros = false;  // of kHopper and kFewRows: codes have zero points of their own
+  int32_t ranges = 1;  // of kFewRows: that the inputs are cut into; above 1 GemmArgs::partials is used
   bool operator==(const GemmLaunch&) const = default;
 };
 cudaError_t LaunchGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream);

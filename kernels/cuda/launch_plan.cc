@@ -44,9 +44,9 @@ namespace {
 
 cudaError_t LaunchHopper(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.codes) {
-    case Codes::kInt4: return LaunchHopperInt4(launch, args, sort, stream);
+    case Codes::kInt4: return (launch.zeros ? LaunchHopperInt4Zeros : LaunchHopperInt4)(launch, args, sort, stream);
     case Codes::kFp4: return LaunchHopperFp4(launch, args, sort, stream);
-    case Codes::kInt8: return LaunchHopperInt8(launch, args, sort, stream);
+    case Codes::kInt8: return (launch.zeros ? LaunchHopperInt8Zeros : LaunchHopperInt8)(launch, args, sort, stream);
     case Codes::kFp8: return LaunchHopperFp8(launch, args, sort, stream);
     case Codes::kBf16: return LaunchHopperBf16(launch, args, sort, stream);
     case Codes::kF16:
@@ -57,9 +57,9 @@ cudaError_t LaunchHopper(const GemmLaunch& launch, const GemmArgs* args, const S
 
 cudaError_t LaunchFewRows(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.codes) {
-    case Codes::kInt4: return LaunchFewRowsInt4(launch, args, sort, stream);
+    case Codes::kInt4: return (launch.zeros ? LaunchFewRowsInt4Zeros : LaunchFewRowsInt4)(launch, args, sort, stream);
     case Codes::kFp4: return LaunchFewRowsFp4(launch, args, sort, stream);
-    case Codes::kInt8: return LaunchFewRowsInt8(launch, args, sort, stream);
+    case Codes::kInt8: return (launch.zeros ? LaunchFewRowsInt8Zeros : LaunchFewRowsInt8)(launch, args, sort, stream);
     case Codes::kFp8: return LaunchFewRowsFp8(launch, args, sort, stream);
     case Codes::kBf16: return LaunchFewRowsBf16(launch, args, sort, stream);
     case Codes::kF16:

@@ -28,10 +28,10 @@ class Cursor {
 
 // Gate and up can be one matrix with one operand when they are described alike and no expert has a value of its own for one of
 // them.
-bool CanPair(const QuantScheme& scheme) {
+bool CanPair(const QuantScheme& scheme, bool equal_orders) {
   const ActivationScheme& input = scheme.gate.input;
   const bool own_values = input.mode == ActivationMode::kStatic || (input.mode == ActivationMode::kDynamic && input.global_scale);
-  return scheme.gate == scheme.up && !scheme.gate.weights.act_order && !own_values;
+  return scheme.gate == scheme.up && (!scheme.gate.weights.act_order || equal_orders) && !own_values;
 }
 
 // Whether codes of `input`, scaled as `plan` says, are multiplied as bytes: as exact integers, where features and rows have one
@@ -77,19 +77,33 @@ MatrixOffsets TakeMatrix(const PackedShape& shape, size_t experts, Cursor* curso
 
 }  // namespace
 
-LayerPlan PlanOf(const MoeDesc& desc, bool uneven) {
+LayerPlan PlanOf(const MoeDesc& desc, OrderTraits orders) {
   const QuantScheme& scheme = desc.scheme;
+  const bool uneven = orders.uneven;
   LayerPlan plan;
-  plan.paired = CanPair(scheme);
+  plan.paired = CanPair(scheme, orders.equal);
   const Activation::Kind kind = desc.activation.kind;
   plan.activates_apart = !plan.paired || (kind != Activation::Kind::kSilu && kind != Activation::Kind::kSwigluOai);
-  plan.gate = ShapeOf(scheme.gate.weights, desc.intermediate, desc.hidden, plan.paired, desc.biases, uneven);
-  plan.up = ShapeOf(scheme.up.weights, desc.intermediate, desc.hidden, false, desc.biases, uneven);
   plan.down = ShapeOf(scheme.down.weights, desc.hidden, desc.intermediate, false, desc.biases, uneven);
+  plan.ordered_features = plan.down.ordered && scheme.down.input.mode == ActivationMode::kNone;
+  const int64_t features = plan.h_stride();
+  plan.gate = ShapeOf(scheme.gate.weights, features, desc.hidden, plan.paired, desc.biases, uneven);
+  plan.up = ShapeOf(scheme.up.weights, features, desc.hidden, false, desc.biases, uneven);
   plan.gate_x = OperandOf(scheme.gate.input, plan.gate, desc.weight_on_input, false);
   plan.up_x = OperandOf(scheme.up.input, plan.up, desc.weight_on_input, false);
   plan.down_h = OperandOf(scheme.down.input, plan.down, false, true);
   return plan;
+}
+
+std::vector<LayerPlan> PlansOf(const MoeDesc& desc) {
+  std::vector<LayerPlan> plans;
+  for (const bool uneven : {false, true}) {
+    for (const bool equal : {true, false}) {
+      const LayerPlan plan = PlanOf(desc, {uneven, equal});
+      if (std::find(plans.begin(), plans.end(), plan) == plans.end()) plans.push_back(plan);
+    }
+  }
+  return plans;
 }
 
 bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme) {
@@ -175,7 +189,7 @@ namespace {
 
 bool HopperDecodes(const WeightScheme& weights) {
   const Codes codes = CodesOf(weights.element);
-  return codes != Codes::kF16 && codes != Codes::kF32 && !weights.zero_points;
+  return codes != Codes::kF16 && codes != Codes::kF32;
 }
 
 }  // namespace
@@ -185,6 +199,7 @@ WeightKinds KindsOf(const LayerPlan& plan) {
   for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
     if (shape == &plan.up && plan.paired) continue;
     (shape->codes == Codes::kBf16 ? kinds.bf16 : kinds.codes) = true;
+    kinds.zeros = kinds.zeros || shape->zero_points;
   }
   return kinds;
 }
@@ -203,7 +218,8 @@ double ShareOfRests(double mean, int rows, int rests) {
 }
 
 bool Exists(const HopperTile& tile, WeightKinds kinds, bool words) {
-  return (!kinds.codes || tile.codes) && (!kinds.bf16 || tile.bf16) && (!words || HopperHasWords(tile.rows));
+  return (!kinds.codes || tile.codes) && (!kinds.zeros || tile.zeros) && (!kinds.bf16 || tile.bf16) &&
+         (!words || HopperHasWords(tile.rows));
 }
 
 }  // namespace
@@ -243,6 +259,12 @@ int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows) {
   const double reached = all * (1.0 - std::pow(1.0 - 1.0 / all, count));  // experts that have a row
   const double tiles = ExpectedTiles(count / reached, rows) * reached;
   return std::min(TileCapacity(slots, experts, rows), static_cast<int64_t>(std::lround(tiles)));
+}
+
+int32_t FewRowsSlotSteps(const PackedShape& shape) {
+  if (shape.groups <= 1 && !shape.zero_points) return 0;
+  if (shape.slots > 1) return kSteps / shape.slots;
+  return shape.group_steps % (2 * kSteps) == 0 || shape.groups == 1 ? 2 * kSteps : kSteps;
 }
 
 int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape) {

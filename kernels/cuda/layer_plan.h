@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/cuda/packed_layout.h"
 #include "kernels/moe_kernel.h"
@@ -26,23 +27,35 @@ struct OperandPlan {
   // bf16 terms of the operand whose values come in `value_terms`.
   int terms(int value_terms) const { return scaled_values ? 3 : quantized ? 1 : value_terms; }
   bool has_scales() const { return quantized && !scaled_values; }
+  bool operator==(const OperandPlan&) const = default;
 };
 
 struct LayerPlan {
   bool paired = true;  // gate and up are one matrix and share their operand
   bool activates_apart = false;  // the activation is a launch of its own, not in the product of gate and up
+  // Gate's and up's features lie in the order of down's positions, so that h needs no gathering: feature i is the input of down that
+  // position i holds, and none where that holds none.
+  bool ordered_features = false;
   PackedShape gate, up, down;  // `up` is unused when paired
   OperandPlan gate_x, up_x, down_h;
 
   // Whether the first product may write the second one's operand itself, as bf16.
-  bool direct_h() const { return !down_h.quantized && !down.ordered; }
+  bool direct_h() const { return !down_h.quantized && (!down.ordered || ordered_features); }
   // Floats of a row of h, gate's sums and y.
-  int64_t h_stride() const { return down.cols; }
+  int64_t h_stride() const { return ordered_features ? down.positions : down.cols; }
   int64_t gate_stride() const { return gate.row_tiles * kTileRows; }  // up's as well
+  bool operator==(const LayerPlan&) const = default;
 };
 
-// `uneven`: room for act-order groups of any sizes.
-LayerPlan PlanOf(const MoeDesc& desc, bool uneven = false);
+// What only the bytes of weights in act-order tell.
+struct OrderTraits {
+  bool uneven = false;  // groups may have any sizes
+  bool equal = true;    // an expert's gate and up have the same order
+};
+LayerPlan PlanOf(const MoeDesc& desc, OrderTraits orders = {});
+
+// The plans that the weights of a layer may need, the most special one first; one only without act-order.
+std::vector<LayerPlan> PlansOf(const MoeDesc& desc);
 
 // Whether the scales of a matrix can multiply the operands of gemm-inl.cuh exactly, for rows of one term without scales of groups:
 // E8M0, of groups of whole half blocks, without a global scale.
@@ -87,6 +100,7 @@ inline constexpr int64_t kMostFewRows = 26, kMostFewRowsOfBf16 = 12;
 // What the weights of a layer's projections are.
 struct WeightKinds {
   bool codes = false;  // of some projection
+  bool zeros = false;  // of some projection, codes with zero points of their own
   bool bf16 = false;
 };
 WeightKinds KindsOf(const LayerPlan& plan);
@@ -108,10 +122,13 @@ int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
 inline constexpr int kFewestRangeBlocks = 4;
 int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape);
 
+// Steps that share a scale in that product: 8, 4, 2 or 1, or 0 where a feature has one scale for all inputs, or none, and no zero point.
+int32_t FewRowsSlotSteps(const PackedShape& shape);
+
 // Tiles of `rows` rows that random routing makes of `slots` slots.
 int64_t ExpectedTilesOf(int64_t slots, int64_t experts, int32_t rows);
 
-// Whether every product of the layer can be one of Hopper's own: codes without zero points times inputs that are not quantized.
+// Whether every product of the layer can be one of Hopper's own: weights of 16 bits and less times inputs that are not quantized.
 bool FitsHopper(const QuantScheme& scheme);
 
 // Whether Hopper's products round weights of the layer: code times scale, where a feature has scales of several groups.

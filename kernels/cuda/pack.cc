@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -31,10 +32,10 @@ class RowSource {
     if (element == ElementType::kFp6E2m3 || element == ElementType::kFp6E3m2) fp6_ = Fp6Table(element);
   }
 
-  // Row `row` in packed positions, zeros beyond its end: BitsOf bits a code, the even position low.
+  // Row `row` in packed positions, zeros beyond its end and for -1: BitsOf bits a code, the even position low.
   const uint8_t* Row(int64_t row) {
     std::fill(row_.begin(), row_.end(), 0);
-    if (row >= weights_.rows) return row_.data();
+    if (row < 0) return row_.data();
     const uint8_t* codes = weights_.codes.data() + row * weights_.row_bytes();
     const int bits = ElementBits(weights_.scheme.element);
     if (order_ == nullptr && bits != 6) {
@@ -107,52 +108,66 @@ void PlaceRow(const PackedShape& shape, const uint8_t* row, int tile_row, std::b
   }
 }
 
-// A matrix's feature at tile row `r` of row tile `tile`: of the first (gate) or second projection.
+// What a matrix is made of: one projection, or two of a paired shape, whose rows come in the order of `features` (PackMatrix).
+struct Source {
+  const PackedShape& shape;
+  const LinearWeights& first;
+  const LinearWeights* second;
+  std::span<const int32_t> features;
+};
+
+// A matrix's feature at tile row `r` of row tile `tile`: a row of the first (gate) or second projection, or -1.
 struct Feature {
   bool second;
   int64_t row;
 };
-Feature FeatureAt(const PackedShape& shape, int64_t tile, int r) {
-  if (!shape.paired) return {false, tile * kTileRows + r};
-  return {r % 16 >= 8, tile * kHalfRows + r / 16 * 8 + r % 8};
+Feature FeatureAt(const Source& source, int64_t tile, int r) {
+  const bool paired = source.shape.paired;
+  const int64_t at = paired ? tile * kHalfRows + r / 16 * 8 + r % 8 : tile * kTileRows + r;
+  int64_t row = at < source.first.rows ? at : -1;
+  if (!source.features.empty()) row = at < static_cast<int64_t>(source.features.size()) ? source.features[static_cast<size_t>(at)] : -1;
+  return {paired && r % 16 >= 8, row};
 }
 
-void PackCodes(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const int32_t* order,
-               std::byte* out) {
-  RowSource first_rows(shape, first, order), second_rows(shape, second != nullptr ? *second : first, order);
+void PackCodes(const Source& source, const int32_t* order, std::byte* out) {
+  const PackedShape& shape = source.shape;
+  RowSource first_rows(shape, source.first, order);
+  RowSource second_rows(shape, source.second != nullptr ? *source.second : source.first, order);
   const size_t tile_bytes = static_cast<size_t>(shape.blocks) * BlockBytes(shape.codes);
   for (int64_t tile = 0; tile < shape.row_tiles; ++tile, out += tile_bytes) {
     std::memset(out, 0, tile_bytes);
     for (int r = 0; r < kTileRows; ++r) {
-      const Feature feature = FeatureAt(shape, tile, r);
+      const Feature feature = FeatureAt(source, tile, r);
       PlaceRow(shape, (feature.second ? second_rows : first_rows).Row(feature.row), r, out);
     }
   }
 }
 
-// Bytes `unit` of each group's value at every feature: [tile][group][128].
-void PackGroups(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,
-                const std::vector<uint8_t> LinearWeights::*values, int unit, std::byte* out) {
+// Bytes `unit` of each group's value at every feature: [tile][group][128 in the order of ScalePlace].
+void PackGroups(const Source& source, const std::vector<uint8_t> LinearWeights::*values, int unit, std::byte* out) {
+  const PackedShape& shape = source.shape;
   for (int64_t tile = 0; tile < shape.row_tiles; ++tile) {
     for (int64_t group = 0; group < shape.groups; ++group) {
-      for (int r = 0; r < kTileRows; ++r, out += unit) {
-        const Feature feature = FeatureAt(shape, tile, r);
-        const LinearWeights& weights = feature.second ? *second : first;
-        std::memset(out, 0, static_cast<size_t>(unit));
-        if (feature.row >= weights.rows) continue;
+      for (int r = 0; r < kTileRows; ++r) {
+        std::byte* const place = out + ScalePlace(r) * unit;
+        const Feature feature = FeatureAt(source, tile, r);
+        const LinearWeights& weights = feature.second ? *source.second : source.first;
+        std::memset(place, 0, static_cast<size_t>(unit));
+        if (feature.row < 0) continue;
         const int64_t scale_row = weights.scheme.group.rows == 0 ? 0 : feature.row / weights.scheme.group.rows;
-        std::memcpy(out, (weights.*values).data() + (scale_row * shape.groups + group) * unit, static_cast<size_t>(unit));
+        std::memcpy(place, (weights.*values).data() + (scale_row * shape.groups + group) * unit, static_cast<size_t>(unit));
       }
+      out += kTileRows * unit;
     }
   }
 }
 
-void PackBias(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, float* out) {
-  for (int64_t tile = 0; tile < shape.row_tiles; ++tile) {
+void PackBias(const Source& source, float* out) {
+  for (int64_t tile = 0; tile < source.shape.row_tiles; ++tile) {
     for (int r = 0; r < kTileRows; ++r) {
-      const Feature feature = FeatureAt(shape, tile, r);
-      const LinearWeights& weights = feature.second ? *second : first;
-      *out++ = feature.row < weights.rows ? weights.bias[static_cast<size_t>(feature.row)] : 0.0f;
+      const Feature feature = FeatureAt(source, tile, r);
+      const LinearWeights& weights = feature.second ? *source.second : source.first;
+      *out++ = feature.row >= 0 ? weights.bias[static_cast<size_t>(feature.row)] : 0.0f;
     }
   }
 }
@@ -204,18 +219,52 @@ absl::Status OrderByGroup(const PackedShape& shape, std::span<const int32_t> gro
   return absl::OkStatus();
 }
 
+float LargestScale(const LinearWeights& weights) {
+  const int bytes = ScaleBytes(weights.scheme.scale);
+  if (bytes == 0) return 0.0f;
+  // Magnitudes of all formats are ordered as their bits are, NaN above all.
+  const uint32_t magnitude = weights.scheme.scale == ScaleType::kE8m0 ? 0xFF : 0xFFFFFFFFu >> (33 - 8 * bytes);
+  uint32_t most = 0;
+  for (size_t at = 0; at < weights.scales.size(); at += static_cast<size_t>(bytes)) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &weights.scales[at], static_cast<size_t>(bytes));
+    most = std::max(most, bits & magnitude);
+  }
+  float scale = 0.0f;
+  switch (weights.scheme.scale) {
+    case ScaleType::kNone: break;
+    case ScaleType::kF32: std::memcpy(&scale, &most, sizeof(scale)); break;
+    case ScaleType::kBf16: scale = Bf16ToFloat(static_cast<uint16_t>(most)); break;
+    case ScaleType::kF16: scale = F16ToFloat(static_cast<uint16_t>(most)); break;
+    case ScaleType::kE8m0: scale = E8m0ToFloat(static_cast<uint8_t>(most)); break;
+    case ScaleType::kE4m3: scale = E4m3ToFloat(static_cast<uint8_t>(most)); break;
+  }
+  return scale * std::abs(GlobalOf(weights));
+}
+
+double ZeroPointOffset(const LinearWeights& weights) {
+  if (weights.zero_points.empty()) return 0.0;
+  const int middle = 1 << (ElementBits(weights.scheme.element) - 1);
+  int64_t sum = 0;
+  for (const uint8_t zero : weights.zero_points) sum += std::abs(zero - middle);
+  return static_cast<double>(sum) / static_cast<double>(weights.zero_points.size()) / middle;
+}
+
 absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second,
-                        const PackTarget& target) {
+                        const PackTarget& target, std::span<const int32_t> features) {
   absl::Status status = RefuseNan(shape, first);
   if (status.ok() && second != nullptr) status = RefuseNan(shape, *second);
+  if (status.ok() && second != nullptr && first.group_index != second->group_index)
+    status = absl::UnimplementedError("act-order: gate and up have orders of their own");
   if (status.ok() && shape.own_order) status = OrderByGroup(shape, first.group_index, target.order, target.step_groups);
   if (!status.ok()) return status;
   const std::vector<int32_t> common = shape.ordered && !shape.own_order ? CommonOrder(shape, first.scheme) : std::vector<int32_t>();
   const int32_t* order = shape.own_order ? target.order : shape.ordered ? common.data() : nullptr;
-  PackCodes(shape, first, second, order, target.codes);
-  if (target.scales != nullptr) PackGroups(shape, first, second, &LinearWeights::scales, ScaleBytes(shape.scale), target.scales);
-  if (target.zeros != nullptr) PackGroups(shape, first, second, &LinearWeights::zero_points, 1, target.zeros);
-  if (target.bias != nullptr) PackBias(shape, first, second, target.bias);
+  const Source source = {shape, first, second, features};
+  PackCodes(source, order, target.codes);
+  if (target.scales != nullptr) PackGroups(source, &LinearWeights::scales, ScaleBytes(shape.scale), target.scales);
+  if (target.zeros != nullptr) PackGroups(source, &LinearWeights::zero_points, 1, target.zeros);
+  if (target.bias != nullptr) PackBias(source, target.bias);
   target.globals[0] = GlobalOf(first);
   target.globals[1] = second != nullptr ? GlobalOf(*second) : target.globals[0];
   return absl::OkStatus();

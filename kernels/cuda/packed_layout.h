@@ -15,8 +15,8 @@
 // So a masked word is a pair of bf16 mantissas: a 4-bit code is (word >> 4p & 0x000F000F) | 0x43004300 = 128 + code, twice.
 // Codes beyond the last feature or input are 0, their scales 0: finite, and inputs beyond the last are 0.
 //
-// Scales (in their own type), zero points (bytes) and biases (float32) lie in arrays of their own: [tile][group][128 features] and
-// [tile][128]. A group is a whole number of steps: groups that are not, and act-order, make positions differ from features
+// Scales (in their own type), zero points (bytes) and biases (float32) lie in arrays of their own: [tile][group][128] and [tile][128],
+// the former in the order of ScalePlace, where the four features of a thread are neighbours. A group is a whole number of steps: groups that are not, and act-order, make positions differ from features
 // (PackOrder).
 #ifndef MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
@@ -64,6 +64,12 @@ constexpr int BytePosition(int in_step) { return in_step % 8 / 2 * 4 + in_step /
 
 // The codes that `element` is packed as.
 Codes CodesOf(ElementType element);
+
+// Where the scale and the zero point of row `row` [0, 128) of a tile lie among those of its group: by reader (warp, g), each with the
+// features g and g + 8 of half 0, then of half 1.
+constexpr int ScalePlace(int row) {
+  return (row % kHalfRows / 16 * 8 + row % 8) * 4 + row / kHalfRows * 2 + row % 16 / 8;
+}
 
 // The row of a paired tile that holds its feature `feature` [0, 64) of gate, or of up.
 constexpr int PairedRow(int feature, bool up) { return feature / 8 * 16 + feature % 8 + (up ? 8 : 0); }
@@ -127,7 +133,7 @@ struct PackedShape {
   bool operator==(const PackedShape&) const = default;
 };
 
-// Of a projection [rows, cols], or of gate and up together when `paired` (both with this scheme, which then has no act-order).
+// Of a projection [rows, cols], or of gate and up together when `paired` (both with this scheme, and with one order).
 // `uneven`: with act-order, room for groups of whatever sizes; else each has the size that the scheme says.
 PackedShape ShapeOf(const WeightScheme& scheme, int64_t rows, int64_t cols, bool paired, bool bias, bool uneven);
 

@@ -7,11 +7,13 @@ constexpr int kStageAlignment = 16;  // of rows that products read as they are
 
 StageBy StageByOf(const StageArgs& stage) {
   const bool aligned = reinterpret_cast<uintptr_t>(stage.x) % kStageAlignment == 0;
-  if (!aligned || stage.weights != nullptr || stage.order != nullptr) return StageBy::kValues;
+  if (!aligned || stage.weights != nullptr) return StageBy::kValues;
   const ActivationMode mode = stage.scheme.mode;
   if (mode == ActivationMode::kNone && stage.dtype == DType::kBf16 && stage.cols % 8 == 0 && stage.x_stride % 8 == 0) {
-    return StageBy::kCopies;
+    if (stage.order == nullptr) return StageBy::kCopies;
+    return !stage.scatter && stage.cols <= kMostGathered ? StageBy::kGathers : StageBy::kValues;
   }
+  if (stage.order != nullptr) return StageBy::kValues;
   const bool grouped = stage.group == kStagedGroup && stage.cols % kStagedGroup == 0 && stage.x_stride % 4 == 0;
   if (grouped && mode == ActivationMode::kDynamic && stage.scheme.scale != ScaleType::kE4m3 && stage.absmax == nullptr &&
       stage.out.kind == OperandKind::kBytes && stage.out.scales != nullptr && !stage.scatter) {
@@ -47,9 +49,9 @@ class PartFiller {
       if (!plan_.paired && plan_.up_x.bytes) UseBytes(&args->stage_up, &args->up.x);
       if (plan_.down_h.bytes) UseBytes(&args->stage_down, &args->down.x);
     }
-    launch->stage_gate.by = StageByOf(args->stage_gate);
-    launch->stage_up.by = StageByOf(args->stage_up);
-    launch->stage_down.by = StageByOf(args->stage_down);
+    FillLaunch(args->stage_gate, &launch->stage_gate);
+    FillLaunch(args->stage_up, &launch->stage_up);
+    FillLaunch(args->stage_down, &launch->stage_down);
     args->gate.tiles_early = launch->x_absmax > 0 || launch->stage_gate.rows > 0;
     args->up.tiles_early = args->down.tiles_early = true;
     launch->gate = LaunchOf(plan_.gate, desc_.scheme.gate.weights, args->sort, &args->gate);
@@ -74,7 +76,8 @@ class PartFiller {
     sort->tile_rows = TileRowsFor(input_.slot_capacity, desc_.num_experts, terms);
     if (!moe_.hopper() || terms) return;
     const WeightKinds kinds = KindsOf(plan_);
-    const int32_t few = FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
+    // The order in which the two add up differs, and so do the last bits.
+    const int32_t few = desc_.deterministic ? 0 : FewRowsTileRowsFor(input_.slot_capacity, desc_.num_experts, kinds);
     product_ = few > 0 ? Product::kFewRows : Product::kHopper;
     if (few > 0) {
       sort->tile_rows = few;
@@ -88,6 +91,10 @@ class PartFiller {
     sort->rest_first = static_cast<int32_t>(TileCapacity(input_.slot_capacity, desc_.num_experts, rows.rows));
   }
   bool hopper() const { return product_ == Product::kHopper; }
+  static void FillLaunch(const StageArgs& stage, StageLaunch* launch) {
+    launch->by = StageByOf(stage);
+    if (launch->by == StageBy::kGathers) launch->cols = static_cast<int32_t>(stage.cols);
+  }
   // Whether some product on Hopper has results of kWords.
   bool StoresWords() const { return plan_.activates_apart || !direct_h() || desc_.hidden % 8 != 0; }
   static void UseBytes(StageArgs* stage, Operand* operand) { stage->out.kind = operand->kind = OperandKind::kBytes; }
@@ -156,7 +163,8 @@ class PartFiller {
                  int projection, size_t data, size_t scales, bool sorted, const uint32_t* absmax, StageArgs* stage) const {
     const int value_terms = projection == 2 ? TermsOfH(input_.dtype) : TermsOf(input_.dtype);
     const int64_t count = sorted || hopper() ? input_.slot_capacity : input_.row_capacity;
-    stage->cols = shape.cols;
+    const bool in_order = projection == 2 && plan_.ordered_features;
+    stage->cols = in_order ? plan_.h_stride() : shape.cols;
     stage->depth = shape.depth();
     stage->scheme = scheme;
     stage->group = plan.group;
@@ -164,7 +172,7 @@ class PartFiller {
     stage->scratch = At<float>(scales);
     if (plan.stored) stage->stored = moe_.stored(projection);
     if (plan.spans_rows) stage->absmax = absmax;
-    stage->order = moe_.order(shape, offsets, &stage->order_stride);
+    if (!in_order) stage->order = moe_.order(shape, offsets, &stage->order_stride);
     Operand& out = stage->out;
     out.data = At<std::byte>(data);
     out.row_stride = shape.depth();
@@ -191,7 +199,7 @@ class PartFiller {
     ActivateArgs& activate = args->activate;
     activate.gate = args->gate.out;
     activate.stride = args->gate.out_stride;
-    activate.cols = desc_.intermediate;
+    activate.cols = plan_.h_stride();
     activate.activation = desc_.activation;
     FillH(&activate);
     if (plan_.paired) return;
@@ -257,8 +265,8 @@ class PartFiller {
       launch->x_absmax = static_cast<int32_t>(sorted ? input_.slot_capacity : input_.row_capacity);
     }
     if (plan_.down_h.spans_rows) {
-      args->h_absmax = {At<float>(w_.h), DType::kF32, plan_.h_stride(),     desc_.intermediate, true, false,
-                        nullptr,         0,           args->sort.absmax + 1};
+      args->h_absmax = {At<float>(w_.h), DType::kF32, plan_.h_stride(), plan_.h_stride(), true, false, nullptr, 0,
+                        args->sort.absmax + 1};
       launch->h_absmax = static_cast<int32_t>(input_.slot_capacity);
     }
   }
@@ -279,11 +287,14 @@ class PartFiller {
     launch.row_tiles = static_cast<int32_t>(shape.row_tiles);
     if (product_ == Product::kGeneric) return launch;
     launch.results = ResultsOf(*args);
-    launch.slots = shape.groups > 1 ? shape.slots : 0;
-    if (product_ == Product::kHopper) return launch;
+    launch.zeros = shape.zero_points;
+    if (product_ == Product::kHopper) {
+      launch.slots = shape.groups > 1 || shape.zero_points ? shape.slots : 0;
+      return launch;
+    }
+    launch.slot_steps = FewRowsSlotSteps(shape);
     const int64_t expected = ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens);
     launch.ranges = FewRowsRanges(launch.tiles, expected, launch.tokens, shape);
-    launch.scale_bytes = ScaleBytes(shape.scale);
     args->partials = At<float>(w_.partials);
     args->finished = sort.finished;
     return launch;

@@ -5,6 +5,8 @@
 // all.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kernels/activation_quant_rules.h"
 #include "kernels/cuda/device-inl.cuh"
 #include "kernels/cuda/launch.h"
@@ -219,6 +221,57 @@ __global__ void __launch_bounds__(kRowThreads) StageCopies(const StageArgs* args
   }
 }
 
+// Rows that a thread block gathers at once, by way of shared memory: they mostly have the same order, which is read once.
+constexpr int kMostGatheredRows = 4;
+int GatheredRows(int32_t cols) {
+  constexpr int32_t kElements = 24576;
+  return std::clamp<int32_t>(kElements / std::max(cols, 1), 1, kMostGatheredRows);
+}
+
+// The 8 elements of a row that `order` names, zeros for -1.
+__device__ uint4 GatherEight(const uint16_t* row, const int4 (&order)[2]) {
+  const int at[8] = {order[0].x, order[0].y, order[0].z, order[0].w, order[1].x, order[1].y, order[1].z, order[1].w};
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = at[2 * i] >= 0 ? row[at[2 * i]] : 0, high = at[2 * i + 1] >= 0 ? row[at[2 * i + 1]] : 0;
+    pairs[i] = low | high << 16;
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+__global__ void __launch_bounds__(kRowThreads) StageGathers(const StageArgs* args, const SortArgs* sort, int rows_at_once) {
+  extern __shared__ __align__(16) uint16_t gathered[];
+  const StageArgs a = *args;
+  BeginAfterEarlier();
+  const int first = blockIdx.x * rows_at_once, count = min(rows_at_once, (a.out.by_sorted_row ? sort->totals[0] : a.rows) - first);
+  if (count <= 0) return;
+  const int pieces = static_cast<int>(a.cols / 8);
+  for (int r = 0; r < count; ++r) {
+    const int64_t source = a.from_source ? sort->source[first + r] : first + r;
+    const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + source * a.x_stride);
+    for (int piece = threadIdx.x; piece < pieces; piece += kRowThreads)
+      reinterpret_cast<uint4*>(gathered + r * a.cols)[piece] = from[piece];
+  }
+  __syncthreads();
+  uint16_t* const out = static_cast<uint16_t*>(a.out.data);
+  for (int64_t at = threadIdx.x * 8; at < a.depth; at += kRowThreads * 8) {
+    int64_t ordered = -1;  // where the order in registers lies
+    int4 order[2];
+    for (int r = 0; r < count; ++r) {
+      const int row = first + r, rank = a.out.panel_stride > 0 ? sort->rank[row] : 0;
+      const int64_t wanted = a.order_stride > 0 ? sort->expert[row] * a.order_stride : 0;
+      if (wanted != ordered) {
+        ordered = wanted;
+        const int4* const from = reinterpret_cast<const int4*>(a.order + ordered + at);
+        order[0] = __ldg(from), order[1] = __ldg(from + 1);
+      }
+      const uint4 eight = GatherEight(gathered + r * a.cols, order);
+      *reinterpret_cast<uint4*>(out + OperandAt(a.out.row_stride, a.out.panel_stride, row, rank, at)) = eight;
+    }
+  }
+}
+
 // Scales as the product wants them: of every group, also where one covers the row. `nan`: a code that should be NaN makes them so.
 __device__ void StoreScales(const StagedRow& staged, const SortArgs* sort, int64_t row, int64_t groups, bool nan) {
   const StageArgs& a = staged.a;
@@ -309,6 +362,11 @@ cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t c
 }
 
 cudaError_t LaunchStage(const StageLaunch& launch, const StageArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  if (launch.by == StageBy::kGathers) {
+    const int rows = GatheredRows(launch.cols);
+    return LaunchAfter(StageGathers, (launch.rows + rows - 1) / rows, kRowThreads,
+                       static_cast<size_t>(rows) * static_cast<size_t>(launch.cols) * sizeof(uint16_t), stream, args, sort, rows);
+  }
   const auto kernel = launch.by == StageBy::kCopies ? StageCopies : launch.by == StageBy::kGroups ? StageGroups : StageRows;
   return LaunchAfter(kernel, launch.rows, kRowThreads, 0, stream, args, sort);
 }

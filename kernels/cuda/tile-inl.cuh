@@ -36,9 +36,9 @@ __device__ inline int DividedStep(int step, float per_group) {
   return static_cast<int>((static_cast<float>(step) + 0.5f) * per_group);
 }
 
-// Feature of a tile that the thread has in `half`: g, or g + 8 with `second`.
-__device__ inline int FeatureInTile(int half, int second) {
-  return half * kHalfRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + second * 8;
+// Where the scale of a feature lies that the thread has in `half`: of g, or of g + 8 with `second`.
+__device__ inline int ScaleInTile(int half, int second) {
+  return (threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4) * 4 + half * 2 + second;
 }
 
 // One row tile of one expert's packed matrix.
@@ -68,7 +68,7 @@ struct WeightTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int second = 0; second < 2; ++second) scale[half][second] = global[second] * decode(at, FeatureInTile(half, second));
+        for (int second = 0; second < 2; ++second) scale[half][second] = global[second] * decode(at, ScaleInTile(half, second));
       }
     });
   }

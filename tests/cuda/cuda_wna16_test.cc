@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "kernels/cuda/cuda_backends.h"
 #include "kernels/cuda/layer_plan.h"
 #include "tests/cuda/gpu.h"
 #include "tests/cuda/gpu_layers.h"
 #include "tests/support/cpu_layers.h"
+#include "tests/support/judge.h"
 #include "tests/support/skip.h"
 
 namespace moed {
@@ -44,8 +46,12 @@ std::vector<WeightScheme> Schemes() {
          {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 64}, GroupShape{1, 128}, GroupShape{1, 0}, GroupShape{1, 24}}) {
       all.push_back(Weights(element, ScaleType::kF16, group));
     }
-    all.push_back(Weights(element, ScaleType::kBf16, {1, 32}));
-    all.back().act_order = true;
+    for (GroupShape group : {GroupShape{1, 16}, GroupShape{1, 32}, GroupShape{1, 128}, GroupShape{1, 0}})
+      all.push_back(Weights(element, ScaleType::kF16, group, true));
+    for (bool zero_points : {false, true}) {
+      all.push_back(Weights(element, ScaleType::kBf16, {1, 32}, zero_points));
+      all.back().act_order = true;
+    }
   }
   all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {128, 128}));
   all.push_back(Weights(ElementType::kFp8E4m3, ScaleType::kF32, {1, 0}));
@@ -76,8 +82,8 @@ TEST_CASE("cuda_wna16: odd shapes agree with the judge") {
   for (const auto& [hidden, intermediate] :
        {std::pair<int64_t, int64_t>{704, 1344}, {1344, 176}, {2880, 320}, {320, 2880}, {75, 67}, {257, 97}, {257, 33}}) {
     for (const WeightScheme& scheme :
-         {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}),
-          Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+         {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt4, ScaleType::kF16, {1, 64}, true),
+          Weights(ElementType::kInt8, ScaleType::kF16, {1, 64}), Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
       MoeDesc desc = Desc(4, 2, hidden, intermediate, scheme);
       if (intermediate < 64 && scheme.element != ElementType::kBf16) continue;  // refused, see below
       desc.biases = true;
@@ -222,7 +228,116 @@ TEST_CASE("cuda_wna16: equal rows are bitwise equal in whole tiles and in what l
   }
 }
 
-TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weights, deterministic layers, other GPUs") {
+TEST_CASE("cuda_wna16: act-order with equal orders, orders of gate's and up's own, and groups of any sizes") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5470;
+  for (const bool zero_points : {false, true}) {
+    for (const int group : {32, 128}) {
+      for (const char* orders : {"equal", "unequal", "uneven", "uneven and unequal"}) {
+        WeightScheme scheme = Weights(ElementType::kInt4, ScaleType::kF16, {1, group}, zero_points);
+        scheme.act_order = true;
+        MoeDesc desc = Desc(4, 2, 384, 640, scheme);
+        desc.biases = true;
+        testing::RandomExperts experts(desc, ++seed);
+        const std::string text = orders;
+        for (ExpertWeights& expert : experts.experts()) {
+          std::vector<int32_t>&gate = expert.gate.group_index, &up = expert.up.group_index, &down = expert.down.group_index;
+          if (text.find("uneven") != std::string::npos) {
+            for (std::vector<int32_t>* index : {&gate, &up, &down}) *std::find(index->begin(), index->end(), 1) = 0;
+          }
+          if (text.find("unequal") != std::string::npos) std::rotate(up.begin(), up.begin() + 5, up.end());
+        }
+        INFO(text << ", groups of " << group << (zero_points ? ", zero points" : ""));
+        auto moe = Wna16().Prepare(desc, experts, testing::Pool());
+        REQUIRE(moe.ok());
+        const auto judge = testing::JudgeOf(desc, experts);
+        for (const DType dtype : {DType::kBf16, DType::kF32}) {
+          for (int64_t rows : {1, 17, 60, 300, 1000}) {
+            const RandomBatch batch(desc, rows, 2, dtype, seed + 1000);
+            const auto got = RunOnGpu(**moe, batch.view(), DType::kF32), want = RunOnGpu(*judge, batch.view(), DType::kF32);
+            REQUIRE((got.ok() && want.ok()));
+            const testing::Judgement judgement = testing::Judge(*got, *want, 384, dtype == DType::kF32 ? 2e-5 : kBound);
+            INFO(rows << " rows of " << DTypeName(dtype) << ": " << judgement.reason);
+            CHECK(judgement.passed);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: the bits of a row of a deterministic layer do not depend on the rows beside it or their number") {
+  if (!HaveGpu()) return Skip("no GPU");
+  constexpr int64_t kMost = 2000;
+  uint64_t seed = 5480;
+  for (const WeightScheme& scheme :
+       {Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}), Weights(ElementType::kInt4, ScaleType::kF16, {1, 64}, true),
+        Weights(ElementType::kInt8, ScaleType::kF16, {1, 0}), Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}),
+        Weights(ElementType::kBf16, ScaleType::kNone, {})}) {
+    MoeDesc desc = Desc(4, 2, 320, 704, scheme);
+    desc.deterministic = true;
+    const JudgedLayer layer(desc, ++seed, Wna16());
+    // From tiles of 32 rows to tiles of 256 with rests, at any place among the others.
+    std::vector<std::pair<int64_t, int64_t>> parts;
+    for (int64_t rows : {1, 3, 33, 90, 150, 190, 260, 300, 430, 700, 1300}) parts.emplace_back((kMost - rows) / 3, rows);
+    layer.CompareParts(RandomBatch(desc, kMost, 2, DType::kBf16, seed).view(), parts);
+    layer.Compare(5, DType::kBf16, kBound, seed + 1);
+  }
+}
+
+TEST_CASE("cuda_wna16: scales of any size agree with the judge, those beyond what operands hold too") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5490;
+  for (const WeightScheme& scheme :
+       {Weights(ElementType::kFp4E2m1, ScaleType::kE8m0, {1, 32}), Weights(ElementType::kFp8E4m3, ScaleType::kE8m0, {1, 64})}) {
+    for (const int most : {140, 170}) {  // 2^13, and 2^43, which is more than kMostLifted
+      const MoeDesc desc = Desc(3, 2, 176, 320, scheme);
+      testing::RandomExperts experts(desc, ++seed);
+      for (ExpertWeights& expert : experts.experts()) {
+        const auto set = [](LinearWeights& weights, const auto& code) {
+          for (size_t i = 0; i < weights.scales.size(); ++i) weights.scales[i] = static_cast<uint8_t>(code(i));
+        };
+        set(expert.gate, [&](size_t i) { return most - 40 + i * 7 % 41; });
+        set(expert.up, [&](size_t i) { return most - i * 5 % 41; });
+        set(expert.down, [&](size_t i) { return i % 3 == 0 ? 0 : 230 - most + i % 9; });
+      }
+      auto moe = Wna16().Prepare(desc, experts, testing::Pool());
+      REQUIRE(moe.ok());
+      const auto judge = testing::JudgeOf(desc, experts);
+      for (int64_t rows : {1, 33, 300}) {
+        const RandomBatch batch(desc, rows, 2, DType::kBf16, seed + 1000);
+        const auto got = RunOnGpu(**moe, batch.view(), DType::kF32), want = RunOnGpu(*judge, batch.view(), DType::kF32);
+        REQUIRE((got.ok() && want.ok()));
+        CHECK(testing::Judge(*got, *want, 176, kBound).passed);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16: zero points anywhere agree with the judge") {
+  if (!HaveGpu()) return Skip("no GPU");
+  uint64_t seed = 5495;
+  for (const int64_t group : {0, 128}) {
+    const MoeDesc desc = Desc(3, 2, 192, 320, Weights(ElementType::kInt4, ScaleType::kF16, {1, static_cast<int32_t>(group)}, true));
+    testing::RandomExperts experts(desc, ++seed);
+    for (ExpertWeights& expert : experts.experts()) {
+      for (LinearWeights* linear : {&expert.gate, &expert.up, &expert.down}) {
+        for (size_t i = 0; i < linear->zero_points.size(); ++i) linear->zero_points[i] = static_cast<uint8_t>(i * 7 % 16);
+      }
+    }
+    auto moe = Wna16().Prepare(desc, experts, testing::Pool());
+    REQUIRE(moe.ok());
+    const auto judge = testing::JudgeOf(desc, experts);
+    for (int64_t rows : {1, 33, 300, 2000}) {
+      const RandomBatch batch(desc, rows, 2, DType::kBf16, seed + 1000);
+      const auto got = RunOnGpu(**moe, batch.view(), DType::kF32), want = RunOnGpu(*judge, batch.view(), DType::kF32);
+      REQUIRE((got.ok() && want.ok()));
+      CHECK(testing::Judge(*got, *want, 192, kBound).passed);
+    }
+  }
+}
+
+TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weights, other GPUs") {
   DeviceInfo hopper, ampere;
   hopper.has_gpu = ampere.has_gpu = true;
   hopper.cuda_major = 9, ampere.cuda_major = 8;
@@ -242,14 +357,8 @@ TEST_CASE("cuda_wna16 says no where it cannot: quantized activations, wide weigh
   const bool built = codes(desc, hopper).find("not_built") == std::string::npos;
   if (built) CHECK(codes(desc, hopper) == "");
   CHECK(codes(desc, ampere).find("gpu_unsupported") != std::string::npos);
-  desc.deterministic = true;
-  CHECK(codes(desc, hopper).find("not_deterministic") != std::string::npos);
   CHECK(codes(Desc(4, 2, 128, 128, Weights(ElementType::kF32, ScaleType::kNone, {})), hopper).find("scheme_unsupported") !=
         std::string::npos);
-  CHECK(
-      codes(Desc(4, 2, 128, 128, Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, true)), hopper).find("scheme_unsupported") !=
-      std::string::npos);
-  desc.deterministic = false;
   desc.max_tokens_per_expert = int64_t{1} << 28;  // of 4 experts: as many rows as a call may have
   if (built) CHECK(codes(desc, hopper) == "");
   ++desc.max_tokens_per_expert;

@@ -207,12 +207,13 @@ TEST_CASE("layer plan: tiles hold what most experts of a random routing have, wh
   }
 }
 
-constexpr WeightKinds kCodesOnly = {true, false}, kBf16Only = {false, true}, kBothKinds = {true, true};
+constexpr WeightKinds kCodesOnly = {.codes = true}, kZerosToo = {.codes = true, .zeros = true}, kBf16Only = {.bf16 = true},
+                      kBothKinds = {.codes = true, .bf16 = true};
 
 TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of weights of the layer") {
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
     for (int64_t slots = 1; slots <= 300 * experts; slots += std::max<int64_t>(1, experts / 3)) {
-      for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
+      for (const WeightKinds kinds : {kCodesOnly, kZerosToo, kBf16Only, kBothKinds}) {
         for (const bool words : {false, true}) {
           const HopperTileRows chosen = HopperTileRowsFor(slots, experts, kinds, words);
           if (words) REQUIRE((HopperHasWords(chosen.rows) && chosen.rests == 0));
@@ -266,7 +267,7 @@ TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on av
   for (int64_t experts : {1, 2, 8, 60, 256, 65535}) {
     for (int64_t slots = 1; slots <= 30 * experts; slots += std::max<int64_t>(1, experts / 3)) {
       const int64_t reached = std::min(slots, experts);
-      for (const WeightKinds kinds : {kCodesOnly, kBf16Only, kBothKinds}) {
+      for (const WeightKinds kinds : {kCodesOnly, kZerosToo, kBf16Only, kBothKinds}) {
         const int32_t rows = FewRowsTileRowsFor(slots, experts, kinds);
         REQUIRE((rows == 0) == (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * reached));
         if (rows == 0) continue;
@@ -309,8 +310,7 @@ TEST_CASE("layer plan: inputs are cut into ranges where thread blocks are few, a
 
 TEST_CASE("layer plan: arrays of a call lie apart, aligned, behind where they may begin, and hold what kernels write") {
   for (const MoeDesc& desc : Descs()) {
-    for (bool uneven : {false, true}) {
-      const LayerPlan plan = PlanOf(desc, uneven);
+    for (const LayerPlan& plan : PlansOf(desc)) {
       for (DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
         for (const auto& [rows, slots] : {std::pair<int64_t, int64_t>{1, 1}, {1, 2}, {33, 66}, {512, 1024}, {300, 300}}) {
           for (size_t begin : {size_t{0}, size_t{768}}) {
@@ -337,8 +337,7 @@ TEST_CASE("layer plan: a call of the largest size is counted in 64 bits") {
 
 TEST_CASE("layer plan: a layer's bytes are the sum of its arrays, which lie apart") {
   for (const MoeDesc& desc : Descs()) {
-    for (bool uneven : {false, true}) {
-      const LayerPlan plan = PlanOf(desc, uneven);
+    for (const LayerPlan& plan : PlansOf(desc)) {
       const size_t experts = static_cast<size_t>(desc.num_experts);
       const LayerOffsets offsets = OffsetsOf(plan, desc.num_experts);
       std::vector<Array> arrays;
@@ -376,7 +375,10 @@ TEST_CASE("layer plan: gate and up are one matrix when described alike and witho
   CHECK(PlanFor(Linear(Int4())).paired);
   CHECK(PlanFor(Linear(Int4(), Int8(ActivationMode::kDynamic, 1))).paired);
   CHECK(PlanFor(Linear(Int4(), Int8(ActivationMode::kDynamic, 0))).paired);
-  CHECK_FALSE(PlanFor(Linear(Int4(true))).paired);
+  // In act-order where their orders are equal.
+  const MoeDesc ordered = MakeDesc(4, 2, 256, 192, UniformScheme(Linear(Int4(true))));
+  CHECK(PlanOf(ordered, {.equal = true}).paired);
+  CHECK_FALSE(PlanOf(ordered, {.equal = false}).paired);
   CHECK_FALSE(PlanFor(Linear(Int4(), Int8(ActivationMode::kStatic, 0))).paired);
   CHECK_FALSE(PlanFor(Linear(Int4(), NvFp4())).paired);
   QuantScheme scheme = UniformScheme(Linear(Int4()));
@@ -494,19 +496,39 @@ TEST_CASE("layer plan: a slot of a product of bytes ends with every group of wei
   CHECK(ByteSlotSteps(shape, 0) == 0);
 }
 
+TEST_CASE("layer plan: gate's and up's features lie in the order of down's positions, where h is not quantized") {
+  const LayerPlan ordered = PlanFor(Linear(Int4(true)));
+  CHECK((ordered.ordered_features && ordered.direct_h() && ordered.gate.rows == 192));
+  const LayerPlan padded = PlanFor(Linear(Weights(ElementType::kInt8, ScaleType::kF32, {1, 24})));
+  CHECK((padded.ordered_features && padded.direct_h()));
+  CHECK(padded.gate.rows == padded.down.positions);
+  CHECK(padded.h_stride() == 8 * 32 - 8);  // 192 inputs in groups of 24, each but the last padded to 32
+  CHECK_FALSE(PlanFor(Linear(Int4())).ordered_features);
+  CHECK_FALSE(PlanFor(Linear(Int4(true), Int8(ActivationMode::kDynamic, 1))).ordered_features);
+}
+
+TEST_CASE("layer plan: a layer has several plans only where act-order leaves them open") {
+  const auto plans = [](const QuantScheme& scheme) { return PlansOf(MakeDesc(4, 2, 256, 192, scheme)).size(); };
+  CHECK(plans(UniformScheme(Linear(Int4()))) == 1);
+  CHECK(plans(UniformScheme(Linear(Int4(true)))) == 4);
+  QuantScheme down_only = UniformScheme(Linear(Int4()));
+  down_only.down = Linear(Int4(true));
+  CHECK(plans(down_only) == 2);
+}
+
 TEST_CASE("layer plan: operands follow the weights' order, and h is written as an operand only where it is used as it is") {
   const LayerPlan plain = PlanFor(Linear(Int4()));
   CHECK(plain.direct_h());
   CHECK(plain.down_h.by_sorted_row);
-  CHECK_FALSE(PlanFor(Linear(Int4(true))).direct_h());
   CHECK_FALSE(PlanFor(Linear(Int4(), Int8(ActivationMode::kDynamic, 1))).direct_h());
   // Act-order: each expert orders the inputs in its own way, so that groups of input scales no longer fall on steps.
   const LayerPlan ordered = PlanFor(Linear(Int4(true), Dynamic(ElementType::kFp8E4m3, ScaleType::kF32, 128)));
   CHECK((ordered.gate_x.by_sorted_row && ordered.up_x.by_sorted_row && ordered.gate_x.scaled_values));
+  CHECK_FALSE((ordered.ordered_features || ordered.direct_h()));
   CHECK_FALSE(PlanFor(Linear(Int4(true), Int8(ActivationMode::kDynamic, 1))).gate_x.scaled_values);
   // Groups of weights that are padded to whole steps make one order for all experts.
   const LayerPlan padded = PlanFor(Linear(Weights(ElementType::kInt8, ScaleType::kF32, {1, 24})));
-  CHECK((padded.gate.ordered && !padded.gate.own_order && !padded.gate_x.by_sorted_row && !padded.direct_h()));
+  CHECK((padded.gate.ordered && !padded.gate.own_order && !padded.gate_x.by_sorted_row));
   MoeDesc desc = MakeDesc(4, 2, 256, 192, UniformScheme(Linear(Int4())));
   desc.weight_on_input = true;
   CHECK(PlanOf(desc).gate_x.by_sorted_row);

@@ -72,7 +72,7 @@ std::vector<float> Unpack(const PackedShape& shape, const WeightScheme& scheme, 
     const int64_t step = at / kStepDepth;
     int64_t group = shape.groups > 0 ? std::min<int64_t>(step / shape.group_steps, shape.groups - 1) : 0;
     if (shape.own_order) group = packed.step_groups[static_cast<size_t>(step)];
-    const int64_t scale_at = (tile * shape.groups + group) * kTileRows + in_tile;
+    const int64_t scale_at = (tile * shape.groups + group) * kTileRows + ScalePlace(in_tile);
     const int zero = shape.zero_points ? static_cast<int>(packed.zeros[static_cast<size_t>(scale_at)])
                                        : (IsInteger(shape.codes) ? 1 << (BitsOf(shape.codes) - 1) : 0);
     const std::byte* block = packed.codes.data() + (tile * shape.blocks + at / kBlockDepth) * BlockBytes(shape.codes);
@@ -171,7 +171,7 @@ TEST_CASE("A packed expert gives back every weight of every scheme, odd sizes in
       ExpertWeights weights;
       REQUIRE(experts.Read(0, &weights).ok());
       const LayerPlan plan = PlanOf(desc);
-      CHECK(plan.paired == !scheme.act_order);
+      CHECK(plan.paired);
       Packed gate(plan.gate), up(plan.up), down(plan.down);
       REQUIRE(PackMatrix(plan.gate, weights.gate, plan.paired ? &weights.up : nullptr, gate.target()).ok());
       REQUIRE(PackMatrix(plan.up, weights.up, nullptr, up.target()).ok());
@@ -185,6 +185,99 @@ TEST_CASE("A packed expert gives back every weight of every scheme, odd sizes in
       if (plan.paired) CHECK(gate.bias[PairedRow(1, true)] == weights.up.bias[1]);
     }
   }
+}
+
+// The same projection with its rows as `features` says, zeros for -1.
+LinearWeights WithRows(const LinearWeights& weights, std::span<const int32_t> features) {
+  LinearWeights moved = weights;
+  moved.rows = static_cast<int64_t>(features.size());
+  const size_t code_bytes = static_cast<size_t>(weights.row_bytes());
+  const size_t scale_bytes = weights.scales.size() / static_cast<size_t>(weights.rows);
+  const size_t zero_bytes = weights.zero_points.size() / static_cast<size_t>(weights.rows);
+  moved.codes.assign(features.size() * code_bytes, 0);
+  moved.scales.assign(features.size() * scale_bytes, 0);
+  moved.zero_points.assign(features.size() * zero_bytes, 0);
+  moved.bias.assign(features.size(), 0.0f);
+  for (size_t to = 0; to < features.size(); ++to) {
+    if (features[to] < 0) continue;
+    const size_t from = static_cast<size_t>(features[to]);
+    std::copy_n(weights.codes.begin() + from * code_bytes, code_bytes, moved.codes.begin() + to * code_bytes);
+    std::copy_n(weights.scales.begin() + from * scale_bytes, scale_bytes, moved.scales.begin() + to * scale_bytes);
+    std::copy_n(weights.zero_points.begin() + from * zero_bytes, zero_bytes, moved.zero_points.begin() + to * zero_bytes);
+    moved.bias[to] = weights.bias[from];
+  }
+  return moved;
+}
+
+TEST_CASE("Features in another order, with gaps, are packed as rows that lie so are") {
+  uint64_t seed = 100;
+  for (const bool zero_points : {false, true}) {
+    for (const bool act_order : {false, true}) {
+      LinearScheme linear;
+      linear.weights = Weights(ElementType::kInt4, ScaleType::kF16, {1, 32}, zero_points);
+      linear.weights.act_order = act_order;
+      MoeDesc desc = testing::MakeDesc(1, 1, 96, 160, UniformScheme(linear));
+      desc.biases = true;
+      const testing::RandomExperts experts(desc, ++seed);
+      ExpertWeights weights;
+      REQUIRE(experts.Read(0, &weights).ok());
+      std::vector<int32_t> features;
+      for (int32_t i = 0; i < 160; ++i) {
+        if (i % 32 == 31) features.push_back(-1);
+        features.push_back(i * 61 % 160);
+      }
+      const PackedShape shape = ShapeOf(linear.weights, static_cast<int64_t>(features.size()), 96, true, true, false);
+      Packed by_order(shape), by_hand(shape);
+      REQUIRE(PackMatrix(shape, weights.gate, &weights.up, by_order.target(), features).ok());
+      const LinearWeights gate = WithRows(weights.gate, features), up = WithRows(weights.up, features);
+      REQUIRE(PackMatrix(shape, gate, &up, by_hand.target()).ok());
+      CHECK((by_order.codes == by_hand.codes && by_order.scales == by_hand.scales && by_order.zeros == by_hand.zeros &&
+             by_order.bias == by_hand.bias));
+    }
+  }
+}
+
+TEST_CASE("A pair whose orders differ is refused") {
+  LinearScheme linear;
+  linear.weights = Weights(ElementType::kInt4, ScaleType::kF16, {1, 32});
+  linear.weights.act_order = true;
+  const MoeDesc desc = testing::MakeDesc(1, 1, 96, 64, UniformScheme(linear));
+  testing::RandomExperts experts(desc, 9);
+  ExpertWeights& weights = experts.experts()[0];
+  const LayerPlan plan = PlanOf(desc);
+  Packed packed(plan.gate);
+  REQUIRE(PackMatrix(plan.gate, weights.gate, &weights.up, packed.target()).ok());
+  std::swap(weights.up.group_index[0], *std::find(weights.up.group_index.begin(), weights.up.group_index.end(), 2));
+  CHECK(absl::IsUnimplemented(PackMatrix(plan.gate, weights.gate, &weights.up, packed.target())));
+}
+
+TEST_CASE("The largest scale counts the global one, in every format") {
+  LinearWeights weights;
+  const auto largest = [&](ScaleType type, std::vector<uint8_t> scales) {
+    weights.scheme.scale = type;
+    weights.scales = std::move(scales);
+    return LargestScale(weights);
+  };
+  CHECK(largest(ScaleType::kNone, {}) == 0.0f);
+  CHECK(largest(ScaleType::kBf16, {0x80, 0x3F, 0x00, 0xC0}) == 2.0f);  // 1 and -2
+  CHECK(largest(ScaleType::kF16, {0x00, 0x3C, 0x00, 0xB8}) == 1.0f);   // 1 and -0.5
+  CHECK(largest(ScaleType::kF32, {0, 0, 0x80, 0x3F, 0, 0, 0, 0xC1}) == 8.0f);
+  CHECK(largest(ScaleType::kE8m0, {127, 130, 0}) == 8.0f);
+  CHECK(std::isnan(largest(ScaleType::kE8m0, {127, 255})));
+  weights.scheme.global_scale = GlobalScale::kDivisor;
+  weights.global_scale = 4.0f;
+  CHECK(largest(ScaleType::kE4m3, {0x38, 0xC0}) == 0.5f);  // 1 and -2
+}
+
+TEST_CASE("Zero points are as far off as they are from the middle on average") {
+  LinearWeights weights;
+  weights.scheme.element = ElementType::kInt4;
+  CHECK(ZeroPointOffset(weights) == 0.0);
+  weights.zero_points = {8, 8, 4, 12};
+  CHECK(ZeroPointOffset(weights) == 0.25);
+  weights.scheme.element = ElementType::kInt8;
+  weights.zero_points = {0, 128};
+  CHECK(ZeroPointOffset(weights) == 0.5);
 }
 
 TEST_CASE("Act-order groups of unequal sizes need the uneven layout, which takes any") {

@@ -61,6 +61,12 @@ void FillCodes(LinearWeights* w, Random& random) {
   }
 }
 
+// Of `codes` codes: about the middle, as quantizers leave them, and one of sixteen anywhere.
+uint8_t RandomZero(int codes, Random& random) {
+  const int anywhere = static_cast<int>(random.Below(static_cast<uint64_t>(codes)));
+  return static_cast<uint8_t>(random.Below(16) == 0 ? anywhere : codes / 4 + anywhere / 2);
+}
+
 void FillQuantized(LinearWeights* w, Random& random) {
   FillCodes(w, random);
   const WeightScheme& scheme = w->scheme;
@@ -77,7 +83,7 @@ void FillQuantized(LinearWeights* w, Random& random) {
     // Neighbouring groups never agree: a factor of two for each residue of four, times a random part.
     const float step = std::ldexp(1.0f, 1 - static_cast<int>(at % groups % 4));
     AppendAnyScale(scheme.scale, base * step * (1.5f + 0.5f * random.Uniform()), &w->scales);
-    if (scheme.zero_points) w->zero_points.push_back(static_cast<uint8_t>(random.Below(1 << ElementBits(scheme.element))));
+    if (scheme.zero_points) w->zero_points.push_back(RandomZero(1 << ElementBits(scheme.element), random));
   }
   for (int64_t k = 0; scheme.act_order && k < w->cols; ++k) {
     w->group_index.push_back(static_cast<int32_t>(37 * k % w->cols / scheme.group.cols));
