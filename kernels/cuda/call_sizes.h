@@ -26,16 +26,15 @@ inline constexpr int kMostFewRowsOfBf16Tile = 16;  // of weights that are not co
 // done; and thread blocks of all ranges.
 inline constexpr int kProcessors = 132;
 inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;
-// Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md), and for
-// which weights there is one: codes that are decoded, those with zero points of their own, and bf16.
+// Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md; 0: there is
+// none), of codes that are decoded and of bf16 weights, and whether there is one for codes with zero points of their own.
 struct HopperTile {
-  int rows, cost;
-  bool codes, zeros, bf16;
+  int rows, codes, bf16;
+  bool zeros;
 };
 inline constexpr HopperTile kHopperTiles[] = {
-    {32, 73, true, true, true},    {48, 77, true, false, true},   {64, 91, true, true, true},
-    {80, 102, true, false, true},  {96, 114, true, true, true},   {112, 131, true, false, true},
-    {144, 165, true, true, true},  {160, 180, false, false, true}, {256, 262, true, true, false},
+    {32, 64, 73, true},     {48, 71, 77, false},   {64, 86, 91, true},   {80, 96, 102, false}, {96, 107, 114, true},
+    {112, 131, 131, false}, {144, 165, 165, true}, {160, 0, 180, false}, {256, 262, 0, true},
 };
 // Decoded weights of Hopper's products are divided by 2 to this (decode_scaled-inl.cuh), which leaves room for scales up to kMostLifted.
 inline constexpr int kLift = 24;

@@ -78,18 +78,18 @@ __device__ inline int ScaleBytesOf(ScaleType type) {
   return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 1 : 2;
 }
 
-// Four neighbours of `bytes` each, as they lie. Without a branch, behind which the compiler would wait for what was loaded.
+// Four neighbours of `bytes` each, as they lie, from where a multiple of 4 bytes begins. Without branches, and no register is loaded by
+// two instructions: behind either the compiler would wait for what was loaded.
 __device__ inline void LoadFour(const uint8_t* from, int bytes, uint32_t (&bits)[4]) {
   asm volatile("{\n"
-               " .reg .pred one, two, four;\n"
-               " setp.eq.s32 one, %5, 1;\n"
-               " setp.eq.s32 two, %5, 2;\n"
-               " setp.eq.s32 four, %5, 4;\n"
-               " @one ld.global.nc.u32 %0, [%4];\n"
-               " @two ld.global.nc.v2.u32 {%0,%1}, [%4];\n"
-               " @four ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+               " .reg .pred two, four;\n"
+               " setp.ge.s32 two, %5, 2;\n"
+               " setp.ge.s32 four, %5, 4;\n"
+               " ld.global.nc.u32 %0, [%4];\n"
+               " @two ld.global.nc.u32 %1, [%4+4];\n"
+               " @four ld.global.nc.v2.u32 {%2,%3}, [%4+8];\n"
                "}\n"
-               : "+r"(bits[0]), "+r"(bits[1]), "+r"(bits[2]), "+r"(bits[3])
+               : "=r"(bits[0]), "+r"(bits[1]), "+r"(bits[2]), "+r"(bits[3])
                : "l"(from), "r"(bytes));
 }
 

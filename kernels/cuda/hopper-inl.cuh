@@ -29,26 +29,24 @@ inline constexpr int kProducerRegisters = 56;
 constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 152; }
 static_assert(kProducerRegisters + 2 * MathRegisters(2) <= 3 * 168 && kProducerRegisters + 3 * MathRegisters(3) <= 4 * 128);
 
-// One warpgroup's part of every piece of work. `kMany`: blocks have two or four slots of scales, not one or none. With more than two
-// loops in a kernel the compiler finds no registers for products that are under way (C7512).
-template <typename Layout, Results kResults, bool kMany>
+// One warpgroup's part of every piece of work. Slots of scales have two steps or one where there are many, else a stage's or there are
+// none: with more than two loops in a kernel the compiler finds no registers for products that are under way (C7512).
+template <typename Layout, Results kResults>
 class HopperMath {
  public:
   static constexpr Codes kCodes = Layout::kCodes;
   static constexpr int kTokens = Layout::kTokens;
   static constexpr int kHalves = Layout::kHalves;
-  // Products of a batch: a half's of a block, or two steps.
-  static constexpr int kBatch = kHalves == 2 ? kSteps : kSteps / 2;
+  static constexpr int kBatch = Layout::kBatch, kOperandSets = Layout::kOperandSets;
 
   __device__ HopperMath(const GemmArgs& args, WorkBoard& board, const Ring<Layout>& ring)
       : args_(args),
         w_(args.weights),
         board_(board),
         ring_(ring),
-        blocks_(w_.blocks),
-        slots_(ScaledSlots<Layout>(w_)),
+        stages_((w_.blocks + Layout::kStageBlocks - 1) / Layout::kStageBlocks),
         unknown_zero_(w_.zero),
-        weights_at_(Layout::kWeights + tile() * BlockBytes(kCodes) +
+        weights_at_(Layout::kWeights + tile() * Layout::kTileBytes +
                     (first_half() * kTileThreads + threadIdx.x % kTileThreads) * kChunkBytes),
         scales_at_(Layout::kScales + tile() * Layout::kScaleBytes + first_half() * Layout::kHalfBytes +
                    (threadIdx.x % kTileThreads / 32 * 8 + threadIdx.x % 32 / 4) * 4) {}
@@ -56,7 +54,7 @@ class HopperMath {
   // Piece `piece` of the board, which is looked up again when it is stored: the registers are the sums'.
   __device__ void Run(int piece) {
     WaitBarrier(ring_.Full(place_.stage), place_.parity);
-    if (tile() >= board_.At(piece).row_tiles) return PassBlocks();
+    if (tile() >= board_.At(piece).row_tiles) return PassStages();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -84,8 +82,8 @@ class HopperMath {
   };
 
   // Of a piece of work that has no row tile for the warpgroup.
-  __device__ void PassBlocks() {
-    for (int block = 0; block < blocks_; ++block) {
+  __device__ void PassStages() {
+    for (int stage = 0; stage < stages_; ++stage) {
       WaitBarrier(ring_.Full(place_.stage), place_.parity);
       ring_.Release(place_.stage);
       place_.Next();
@@ -93,25 +91,26 @@ class HopperMath {
   }
 
   __device__ void RunBlocks() {
-    if constexpr (kMany) {
-      if (slots_ == 2) return RunLoop<2>();
-      RunLoop<4>();
+    if constexpr (Layout::kMany) {
+      if (w_.slots == kSteps) return RunLoop<1>();
+      RunLoop<2>();
     } else if constexpr (IsScaled(kCodes)) {
-      if (slots_ == 1) return RunLoop<1>();
+      if (ScalesWeights<Layout>(w_)) return RunLoop<Layout::kStageSteps>();
       RunLoop<0>();
     } else {
       RunLoop<0>();
     }
   }
 
-  // A stage is given back in the next block, when the last products of its own are done.
-  template <int kSlots>
+  // A stage is given back in the next one, when the last products of its own are done.
+  template <int kSlotSteps>
   __device__ void RunLoop() {
     RingPlace<Layout::kStages> place = place_;
 #pragma unroll 1
-    for (int block = 0; block < blocks_; ++block) {
+    for (int stage = 0; stage < stages_; ++stage) {
       WaitBarrier(ring_.Full(place.stage), place.parity);
-      MultiplyBlock<kSlots>(place.stage, block > 0);
+      MultiplyBlock<kSlotSteps, 0>(place.stage, stage > 0);
+      if constexpr (Layout::kStageBlocks == 2) MultiplyBlock<kSlotSteps, 1>(place.stage, false);
       place.Next();
     }
     WaitProducts<0>();
@@ -119,33 +118,35 @@ class HopperMath {
     place_ = place;
   }
 
-  template <int kSlots>
+  // Block `kBlock` of a stage. `release`: the stage before is given back.
+  template <int kSlotSteps, int kBlock>
   __device__ void MultiplyBlock(int stage, bool release) {
     const uint32_t base = ring_.Stage(stage);
     const uint8_t* memory = reinterpret_cast<const uint8_t*>(__cvta_shared_to_generic(base));
     // The same in all threads, which the compiler does not know: descriptors are made in uniform registers then.
-    const uint32_t rows = __shfl_sync(~0u, base, 0) + Layout::kRows;
+    const uint32_t rows = __shfl_sync(~0u, base, 0) + Layout::kRows + kBlock * Layout::kBlockRows;
+    const uint8_t* const weights = memory + weights_at_ + kBlock * BlockBytes(kCodes);
     HalfCodes codes[kHalves];
-    codes[0].Load(memory + weights_at_, 0);
+    codes[0].Load(weights, 0);
 #pragma unroll
     for (int batch = 0; batch < kHalves * kSteps / kBatch; ++batch) {
       const int half = batch * kBatch / kSteps, first = batch * kBatch % kSteps;
-      Operand(&operand)[kBatch] = operand_[batch % Layout::kOperandSets];
-      DecodeBatch<kSlots>(codes[half], memory + half * Layout::kHalfBytes, first, operand);
-      if (first == 0 && half + 1 < kHalves) codes[half + 1].Load(memory + weights_at_, half + 1);
+      Operand(&operand)[kBatch] = operand_[batch % kOperandSets];
+      DecodeBatch<kSlotSteps, kBlock>(codes[half], memory + half * Layout::kHalfBytes, first, operand);
+      if (first == 0 && half + 1 < kHalves) codes[half + 1].Load(weights, half + 1);
       BeginProducts();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) WarpgroupProduct<kTokens>::Add(sums_[half], operand[i], OperandB(rows, first + i));
       CommitProducts();
-      WaitProducts<Layout::kOperandSets - 1>();  // the next batch's operands are free
+      WaitProducts<kOperandSets - 1>();  // the next batch's operands are free
       if (batch == 0 && release) ring_.Release(RingPlace<Layout::kStages>{stage}.Previous());
     }
   }
 
-  template <int kSlots>
+  template <int kSlotSteps, int kBlock>
   __device__ void DecodeBatch(const HalfCodes& codes, const uint8_t* scales, int first, Operand (&operand)[kBatch]) const {
     if constexpr (IsScaled(kCodes)) {
-      ScaleBatch<kSlots>(codes, scales + scales_at_, first, operand);
+      ScaleBatch<kSlotSteps, kBlock>(codes, scales + scales_at_, first, operand);
     } else {
 #pragma unroll
       for (int i = 0; i < kBatch * 4; ++i) {
@@ -158,29 +159,30 @@ class HopperMath {
   }
 
   // By the scales of each slot, of the thread's two features, or by 2^-kLift alone.
-  template <int kSlots>
+  template <int kSlotSteps, int kBlock>
   __device__ static void ScaleBatch(const HalfCodes& codes, const uint8_t* scales, int first, Operand (&operand)[kBatch]) {
-    constexpr int kSlotSteps = kSlots > 0 ? kSteps / kSlots : kSteps;
+    constexpr int kUnit = kSlotSteps > 0 ? kSlotSteps : Layout::kStageSteps;
     FieldScale<kCodes, Layout::kZeros> scale[2];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int step = first + i;
-      if (i == 0 || (kSlots > 0 && step % kSlotSteps == 0)) ReadScales<kSlots>(scales + step / kSlotSteps * Layout::kSlotBytes, scale);
+      const int step = first + i, in_stage = kBlock * kSteps + step;
+      if (i == 0 || in_stage % kUnit == 0)
+        ReadScales<(kSlotSteps > 0)>(scales + in_stage / kUnit * Layout::kSlotBytes, scale);
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) operand[i][reg] = scale[reg % 2].Apply(codes.Field(step, reg));
     }
   }
 
-  template <int kSlots>
+  template <bool kScaled>
   __device__ static void ReadScales(const uint8_t* from, FieldScale<kCodes, Layout::kZeros> (&scale)[2]) {
-    const uint32_t pair = kSlots > 0 ? *reinterpret_cast<const uint32_t*>(from) : 0;
+    const uint32_t pair = kScaled ? *reinterpret_cast<const uint32_t*>(from) : 0;
     const uint32_t zeros = Layout::kZeros ? *reinterpret_cast<const uint32_t*>(from + Layout::kZeroPlace) : 0;
 #pragma unroll
     for (int reg = 0; reg < 2; ++reg) {
       const uint32_t selector = reg == 0 ? 0x1010 : 0x3232;
       if constexpr (Layout::kZeros) {
         scale[reg] = {__byte_perm(pair, pair, selector), __byte_perm(zeros, zeros, selector)};
-      } else if constexpr (kSlots > 0) {
+      } else if constexpr (kScaled) {
         scale[reg] = scale[reg].Of(reg, __byte_perm(pair, pair, selector));
       } else {
         scale[reg] = scale[reg].Of(reg, PowerPair(UnitPower<kCodes>(reg) - kLift));
@@ -234,15 +236,15 @@ class HopperMath {
   const MatrixArgs& w_;
   WorkBoard& board_;
   const Ring<Layout> ring_;
-  const int blocks_, slots_;
+  const int stages_;                       // of a piece of work
   const uint32_t unknown_zero_;            // of bf16 weights
   const uint32_t weights_at_, scales_at_;  // in a stage, of the thread's first half
   RingPlace<Layout::kStages> place_;
-  Operand operand_[Layout::kOperandSets][kBatch];
+  Operand operand_[kOperandSets][kBatch];
   float sums_[kHalves][kTokens / 2];
 };
 
-template <typename Layout, Results kResults, bool kMany>
+template <typename Layout, Results kResults>
 __global__ void __launch_bounds__(Layout::kThreads, 1) HopperGemm(const GemmArgs* global_args, const SortArgs* sort, bool rests) {
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t words[sizeof(GemmArgs) / 8];
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(Layout::kThreads, 1) HopperGemm(const GemmArgs
   const Ring<Layout> ring = {(SharedAddress(memory) + 1023) / 1024 * 1024, full, full + Layout::kStages * 8};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Layout::kStages; ++stage) {
-      InitBarrier(ring.Full(stage), ScaledSlots<Layout>(global_args->weights) > 0 ? 1 + kScaleLanes : 1);
+      InitBarrier(ring.Full(stage), ScalesWeights<Layout>(global_args->weights) ? 1 + kScaleLanes : 1);
       InitBarrier(ring.Empty(stage), Layout::kMathGroups * kTileThreads);
     }
     FenceBarrierInit();
@@ -268,18 +270,18 @@ __global__ void __launch_bounds__(Layout::kThreads, 1) HopperGemm(const GemmArgs
   const GemmArgs& args = *reinterpret_cast<const GemmArgs*>(words);
   if (threadIdx.x < kTileThreads) {
     FewerRegisters<kProducerRegisters>();
-    ProduceBlocks<Layout, kMany>(args, list, ring, board);
+    ProduceBlocks(args, list, ring, board);
   } else {
     MoreRegisters<MathRegisters(Layout::kMathGroups)>();
-    HopperMath<Layout, kResults, kMany> math(args, board, ring);
+    HopperMath<Layout, kResults> math(args, board, ring);
     for (int at = blockIdx.x, piece = 0; at < list.size(); at += gridDim.x, ++piece) math.Run(piece);
   }
   if (rests) BeginAfterEarlier();  // what follows may count on both
 }
 
-template <typename Layout, Results kResults, bool kMany>
+template <typename Layout, Results kResults>
 cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  const auto kernel = HopperGemm<Layout, kResults, kMany>;
+  const auto kernel = HopperGemm<Layout, kResults>;
   int device = 0, processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -290,14 +292,14 @@ cudaError_t LaunchHopperGemm(const GemmLaunch& launch, const GemmArgs* args, con
   return LaunchAfter(kernel, grid, Layout::kThreads, Layout::kBytes, stream, args, sort, launch.rests);
 }
 
-template <typename Layout, bool kMany>
+template <typename Layout>
 cudaError_t LaunchHopperTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.results) {
-    case Results::kHidden: return LaunchHopperGemm<Layout, Results::kHidden, kMany>(launch, args, sort, stream);
-    case Results::kSums: return LaunchHopperGemm<Layout, Results::kSums, kMany>(launch, args, sort, stream);
+    case Results::kHidden: return LaunchHopperGemm<Layout, Results::kHidden>(launch, args, sort, stream);
+    case Results::kSums: return LaunchHopperGemm<Layout, Results::kSums>(launch, args, sort, stream);
     case Results::kWords:
       if constexpr (HopperHasWords(Layout::kTokens))
-        return LaunchHopperGemm<Layout, Results::kWords, kMany>(launch, args, sort, stream);
+        return LaunchHopperGemm<Layout, Results::kWords>(launch, args, sort, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -307,9 +309,9 @@ template <Codes kCodes, bool kZeros, bool kMany, int kAt = 0>
 cudaError_t LaunchHopperRows(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   if constexpr (kAt < static_cast<int>(std::size(kHopperTiles))) {
     constexpr HopperTile kTile = kHopperTiles[kAt];
-    if constexpr (kCodes == Codes::kBf16 ? kTile.bf16 : kZeros ? kTile.zeros : kTile.codes) {
+    if constexpr (kCodes == Codes::kBf16 ? kTile.bf16 > 0 : kTile.codes > 0 && (!kZeros || kTile.zeros)) {
       if (launch.tokens == kTile.rows)
-        return LaunchHopperTiles<HopperLayout<kCodes, kTile.rows, kZeros>, kMany>(launch, args, sort, stream);
+        return LaunchHopperTiles<HopperLayout<kCodes, kTile.rows, kZeros, kMany>>(launch, args, sort, stream);
     }
     return LaunchHopperRows<kCodes, kZeros, kMany, kAt + 1>(launch, args, sort, stream);
   } else {
@@ -320,7 +322,7 @@ cudaError_t LaunchHopperRows(const GemmLaunch& launch, const GemmArgs* args, con
 template <Codes kCodes, bool kZeros = false>
 cudaError_t LaunchHopperOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   if constexpr (IsScaled(kCodes)) {
-    if (launch.slots > 1) return LaunchHopperRows<kCodes, kZeros, true>(launch, args, sort, stream);
+    if (launch.many) return LaunchHopperRows<kCodes, kZeros, true>(launch, args, sort, stream);
   }
   return LaunchHopperRows<kCodes, kZeros, false>(launch, args, sort, stream);
 }

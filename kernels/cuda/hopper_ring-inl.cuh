@@ -1,8 +1,8 @@
-// The ring of Hopper's products (hopper-inl.cuh): blocks of 64 inputs on their way from global to shared memory.
+// The ring of Hopper's products (hopper-inl.cuh): inputs on their way from global to shared memory, a stage of one block of 64 or two.
 //
 // A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its
 // first warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
-// copies; the other three warps make, block by block in turn, the pairs of bf16 that weights are multiplied by out of the scales
+// copies; the other three warps make, stage by stage in turn, the pairs of bf16 that weights are multiplied by out of the scales
 // of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
@@ -25,36 +25,56 @@ inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walk
 // Whether weights may have scales of groups.
 constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
-// Of tiles of kTokens rows. `kZeros`: the codes have zero points of their own.
-template <Codes kCodes_, int kTokens_, bool kZeros_>
+// Of tiles of kTokens rows. `kZeros`: the codes have zero points of their own; `kMany`: groups of inputs end within 128, and there may be
+// a slot of scales for each step, else one covers a stage.
+template <Codes kCodes_, int kTokens_, bool kZeros_, bool kMany_>
 struct HopperLayout {
   static constexpr Codes kCodes = kCodes_;
   static constexpr int kTokens = kTokens_;
-  static constexpr bool kZeros = kZeros_;
+  static constexpr bool kZeros = kZeros_, kMany = kMany_;
   // Halves of a row tile that a multiplying warpgroup has, as the registers for sums allow; how many warpgroups multiply (while one
-  // decodes, the others' products run: with few rows two are not enough), and for how many batches of products each has operands.
+  // decodes, the others' products run: with few rows two are not enough).
   static constexpr int kHalves = kTokens <= 160 ? 2 : 1;
   static constexpr int kMathGroups = kTokens <= 96 && IsScaled(kCodes) ? 3 : 2;
-  static constexpr int kOperandSets = kMathGroups == 3 && kTokens > 64 ? 1 : 2;
+  // For how many batches of products each has operands, and the products of a batch, a half's of a block or two steps: as the registers
+  // allow.
+  static constexpr int kOperandSets = kMany && kMathGroups == 3 && kTokens > 64 ? 1 : 2;
+  static constexpr int kBatch = kHalves == 2 && (kMathGroups == 2 || kTokens < 64 || kOperandSets == 1) ? kSteps : kSteps / 2;
   static constexpr int kTiles = kMathGroups * kHalves / 2;          // row tiles of all
   static constexpr int kThreads = (1 + kMathGroups) * kTileThreads;
-  static constexpr int kRowBytes = kBlockDepth * 2;
-  static constexpr int kRows = 0;                                   // aligned to 1024 bytes, as every stage is
-  static constexpr int kWeights = kTokens * kRowBytes;              // [row tile]
-  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16; and as much again of their zero points, as
-  // fields (decode_scaled-inl.cuh).
-  static constexpr int kScales = kWeights + kTiles * BlockBytes(kCodes);
+  static constexpr int kRowBytes = kBlockDepth * 2, kBlockRows = kTokens * kRowBytes;
   static constexpr int kHalfBytes = kHalfRows / 2 * 4, kSlotBytes = 2 * kHalfBytes;
-  static constexpr int kZeroPlace = kSteps * kSlotBytes;
-  static constexpr int kScaleBytes = IsScaled(kCodes) ? (kZeros ? 2 : 1) * kZeroPlace : 0;
-  static constexpr int kStageBytes = (kScales + kTiles * kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kRoom = 227 * 1024 - kHopperStatic - 1024;   // the last: what aligning the first stage takes
 
   // What a warpgroup puts its results into (hopper_store-inl.cuh): so many rows at a time, of float32 at most, each 16 bytes
   // longer, against bank conflicts. A stage of bf16 weights is large, and there must be four of them.
   static constexpr int kChunk = IsScaled(kCodes) ? 32 : 16;
   static constexpr int kStagingBytes = kChunk * (kHalves * kHalfRows * 4 + 16);
-  static constexpr int kFitting = (kRoom - kMathGroups * kStagingBytes) / kStageBytes;
+
+  // Bytes of one row tile's scales in a stage of `blocks`, and of the stage, which is aligned to 1024 bytes; how many of them fit.
+  static constexpr int ScaleBytesFor(int blocks) {
+    return !IsScaled(kCodes) ? 0 : (kMany ? blocks * kSteps : 1) * kSlotBytes * (kZeros ? 2 : 1);
+  }
+  static constexpr int StageBytesFor(int blocks) {
+    return (blocks * (kBlockRows + kTiles * BlockBytes(kCodes)) + kTiles * ScaleBytesFor(blocks) + 1023) / 1024 * 1024;
+  }
+  static constexpr int FittingFor(int blocks) { return (kRoom - kMathGroups * kStagingBytes) / StageBytesFor(blocks); }
+
+  // Two blocks where three warpgroups multiply: half as many copies, barriers and scales (many slots have no registers in the scaling
+  // warps, and larger tiles have no room for enough such stages). The second one may be one that the weights do not have: its rows are zeros then, and what of its weights the stage
+  // had is finite, which bf16 ones might not be.
+  static constexpr int kStageBlocks = kMathGroups == 3 && !kMany && FittingFor(2) >= 3 ? 2 : 1;
+  static constexpr int kStageSteps = kStageBlocks * kSteps;
+  static constexpr int kRows = 0;                                   // [block]
+  static constexpr int kWeights = kStageBlocks * kBlockRows;        // [row tile][block]
+  static constexpr int kTileBytes = kStageBlocks * BlockBytes(kCodes);
+  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16; and as much again of their zero points, as
+  // fields (decode_scaled-inl.cuh).
+  static constexpr int kScales = kWeights + kTiles * kTileBytes;
+  static constexpr int kScaleBytes = ScaleBytesFor(kStageBlocks);
+  static constexpr int kZeroPlace = kScaleBytes / 2;
+  static constexpr int kStageBytes = StageBytesFor(kStageBlocks);
+  static constexpr int kFitting = FittingFor(kStageBlocks);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static constexpr int kStaging = kStages * kStageBytes;            // [warpgroup]
   static constexpr int kBytes = kStaging + kMathGroups * kStagingBytes + 1024;
@@ -139,6 +159,9 @@ struct WorkBoard {
   __device__ HopperWork& At(int piece) { return works[piece % kPlaces]; }
 };
 
+// The rows of a block that there is not.
+__device__ const uint4 kZeroRows[256 * kBlockDepth * 2 / sizeof(uint4)] = {};
+
 // The copying thread. Rows beyond the tile keep what the stage had: what is made of them is never stored.
 template <typename Layout>
 __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, WorkBoard& board) {
@@ -153,26 +176,31 @@ __device__ void CopyBlocks(const GemmArgs& args, const HopperWorkList& list, con
     board.At(piece) = work;
     const uint16_t* rows = static_cast<const uint16_t*>(args.x.data) + static_cast<int64_t>(work.tile.begin) * kBlockDepth;
     const uint8_t* codes = w.codes + work.tile.expert * w.codes_stride + work.first_row_tile * tile_bytes;
-    const uint32_t row_bytes = work.tile.count * Layout::kRowBytes, bytes = row_bytes + work.row_tiles * kCodesBytes;
-    for (int block = 0; block < blocks; ++block) {
-      const uint32_t stage = ring.Stage(place.stage), full = ring.Full(place.stage);
+    const uint32_t row_bytes = work.tile.count * Layout::kRowBytes;
+    for (int block = 0; block < blocks; block += Layout::kStageBlocks) {
+      const int count = min(Layout::kStageBlocks, blocks - block);
+      const uint32_t stage = ring.Stage(place.stage), full = ring.Full(place.stage), code_bytes = count * kCodesBytes;
       WaitBarrier(ring.Empty(place.stage), place.parity);
-      ArriveExpecting(full, bytes);
+      ArriveExpecting(full, Layout::kStageBlocks * row_bytes + work.row_tiles * code_bytes);
       CopyBulk(stage + Layout::kRows, rows, row_bytes, full);
-      CopyBulk(stage + Layout::kWeights, codes, kCodesBytes, full);
-      for (int tile = 1; tile < work.row_tiles; ++tile)
-        CopyBulk(stage + Layout::kWeights + tile * kCodesBytes, codes + tile * tile_bytes, kCodesBytes, full);
-      rows += args.x.panel_stride;
-      codes += kCodesBytes;
+      if constexpr (Layout::kStageBlocks == 2) {
+        const void* const second = count == 2 ? static_cast<const void*>(rows + args.x.panel_stride) : kZeroRows;
+        CopyBulk(stage + Layout::kRows + Layout::kBlockRows, second, row_bytes, full);
+      }
+      for (int tile = 0; tile < work.row_tiles; ++tile)
+        CopyBulk(stage + Layout::kWeights + tile * Layout::kTileBytes, codes + tile * tile_bytes, code_bytes, full);
+      rows += count * args.x.panel_stride;
+      codes += code_bytes;
       place.Next();
     }
   }
 }
 
 // The scales of one row tile for the threads that multiply it, and the zero points: a lane has those of one reader (ScalePlace).
-template <typename Layout, int kSlots>
+template <typename Layout, int kSlotSteps>
 class ScaleMaker {
  public:
+  static constexpr int kSlots = Layout::kStageSteps / kSlotSteps;
   struct Raw {
     uint32_t scales[kSlots][4] = {};
     uint32_t zeros[Layout::kZeros ? kSlots : 1] = {};  // four bytes each
@@ -189,11 +217,12 @@ class ScaleMaker {
       factor_[second] = (w.groups == 1 ? 1.0f : w.globals[expert * 2 + second]) * ScaleFactor<Layout::kCodes>(second);
   }
 
-  __device__ void Read(int tile, int block, Raw& raw) const {
+  // Of the stage that begins with step `first` of the matrix.
+  __device__ void Read(int tile, int first, Raw& raw) const {
     const int64_t of_tile = static_cast<int64_t>(tile) * w_.groups * kTileRows;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      const int64_t at = of_tile + GroupOf(block * kSteps + slot * (kSteps / kSlots)) * kTileRows;
+      const int64_t at = of_tile + GroupOf(first + slot * kSlotSteps) * kTileRows;
       LoadFour(from_ + at * bytes_, bytes_, raw.scales[slot]);
       if constexpr (Layout::kZeros) raw.zeros[slot] = __ldg(reinterpret_cast<const uint32_t*>(zeros_ + at));
     }
@@ -226,7 +255,7 @@ class ScaleMaker {
 
  private:
   __device__ int GroupOf(int step) const {
-    if (step_groups_ != nullptr) return step_groups_[step];
+    if (step_groups_ != nullptr) return step_groups_[min(step, w_.blocks * kSteps - 1)];
     return min(static_cast<int>((static_cast<float>(step) + 0.5f) * per_group_), w_.groups - 1);
   }
 
@@ -238,26 +267,27 @@ class ScaleMaker {
   float per_group_, factor_[2];
 };
 
-// A scaling warp: every kScaleWarps-th block of all pieces of work is `which`'s. A block's scales are read while the warp's last
+// A scaling warp: every kScaleWarps-th stage of all pieces of work is `which`'s. A stage's scales are read while the warp's last
 // one is on its way, so that nobody waits for memory.
-template <typename Layout, int kSlots>
+template <typename Layout, int kSlotSteps>
 __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, int which) {
-  using Maker = ScaleMaker<Layout, kSlots>;
+  using Maker = ScaleMaker<Layout, kSlotSteps>;
+  const int stages = (args.weights.blocks + Layout::kStageBlocks - 1) / Layout::kStageBlocks;
   RingPlace<Layout::kStages> place{0, 1};
-  int turn = 0;  // whose the next block is
+  int turn = 0;  // whose the next stage is
   for (int at = blockIdx.x; at < list.size(); at += gridDim.x) {
     const HopperWork work = list.Get(at);
     const Maker maker(args.weights, work);
     typename Maker::Raw raw[Layout::kTiles];
-    const auto read = [&](int block) {
-      if (block >= args.weights.blocks) return;
+    const auto read = [&](int stage) {
+      if (stage >= stages) return;
 #pragma unroll
       for (int tile = 0; tile < Layout::kTiles; ++tile) {
-        if (tile < work.row_tiles) maker.Read(tile, block, raw[tile]);
+        if (tile < work.row_tiles) maker.Read(tile, stage * Layout::kStageSteps, raw[tile]);
       }
     };
     read((which - turn + kScaleWarps) % kScaleWarps);
-    for (int block = 0; block < args.weights.blocks; ++block) {
+    for (int stage = 0; stage < stages; ++stage) {
       if (turn == which) {
         WaitBarrier(ring.Empty(place.stage), place.parity);
 #pragma unroll
@@ -266,7 +296,7 @@ __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, con
           if (tile < work.row_tiles) maker.Store(raw[tile], to);
         }
         Arrive(ring.Full(place.stage));
-        read(block + kScaleWarps);
+        read(stage + kScaleWarps);
       }
       turn = turn + 1 == kScaleWarps ? 0 : turn + 1;
       place.Next();
@@ -274,26 +304,22 @@ __device__ void MakeScales(const GemmArgs& args, const HopperWorkList& list, con
   }
 }
 
-// How many slots of a block have scales of their own: 0 where one group for all inputs scales the sums instead.
+// Whether weights meet scales before they are multiplied: not where one group for all inputs scales the sums instead.
 template <typename Layout>
-__device__ inline int ScaledSlots(const MatrixArgs& w) {
-  return Layout::kZeros || (IsScaled(Layout::kCodes) && w.groups > 1) ? w.slots : 0;
+__device__ inline bool ScalesWeights(const MatrixArgs& w) {
+  return Layout::kZeros || (IsScaled(Layout::kCodes) && w.groups > 1);
 }
 
 // The first warpgroup.
-template <typename Layout, bool kMany>
+template <typename Layout>
 __device__ void ProduceBlocks(const GemmArgs& args, const HopperWorkList& list, const Ring<Layout>& ring, WorkBoard& board) {
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) CopyBlocks(args, list, ring, board);
   if constexpr (IsScaled(Layout::kCodes)) {
-    if (warp == 0) return;
-    const int slots = ScaledSlots<Layout>(args.weights);
-    if constexpr (kMany) {
-      if (slots == 2) MakeScales<Layout, 2>(args, list, ring, warp - 1);
-      if (slots == 4) MakeScales<Layout, 4>(args, list, ring, warp - 1);
-    } else {
-      if (slots == 1) MakeScales<Layout, 1>(args, list, ring, warp - 1);
-    }
+    if (warp == 0 || !ScalesWeights<Layout>(args.weights)) return;
+    if constexpr (!Layout::kMany) return MakeScales<Layout, Layout::kStageSteps>(args, list, ring, warp - 1);
+    if (args.weights.slots == kSteps) return MakeScales<Layout, 1>(args, list, ring, warp - 1);
+    MakeScales<Layout, 2>(args, list, ring, warp - 1);
   }
 }
 

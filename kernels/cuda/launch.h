@@ -32,6 +32,9 @@ cudaError_t LaunchSort(const SortLaunch& launch, const SortArgs* args, cudaStrea
 
 cudaError_t LaunchAbsMax(const AbsMaxArgs* args, const SortArgs* sort, int32_t capacity, cudaStream_t stream);
 
+// Thread blocks that go through rows of which a call may have many fewer than its capacity (batched experts): at most so many.
+inline constexpr int32_t kMostRowBlocks = 16384;
+
 // How operand rows are made.
 enum class StageBy : uint8_t {
   kValues,  // by any rule
@@ -80,7 +83,7 @@ struct GemmLaunch {
   int32_t tiles = 0;       // capacity
   int32_t row_tiles = 0;
   Results results = Results::kWords;  // of kHopper
-  int32_t slots = 0;   // of kHopper: PackedShape::slots where a feature has scales of several groups or zero points, else 0
+  bool many = false;   // of kHopper: groups of inputs end within two blocks
   bool zeros = false;  // of kHopper and kFewRows: codes have zero points of their own
   int32_t ranges = 1;  // of kFewRows: that the inputs are cut into; above 1 GemmArgs::partials is used
   bool operator==(const GemmLaunch&) const = default;

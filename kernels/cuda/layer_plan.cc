@@ -194,12 +194,17 @@ bool HopperDecodes(const WeightScheme& weights) {
 
 }  // namespace
 
+bool HasManyGroups(const PackedShape& shape) {
+  return shape.groups > 1 && (shape.slots > 1 || shape.group_steps % (2 * kSteps) != 0);
+}
+
 WeightKinds KindsOf(const LayerPlan& plan) {
   WeightKinds kinds;
   for (const PackedShape* shape : {&plan.gate, &plan.up, &plan.down}) {
     if (shape == &plan.up && plan.paired) continue;
     (shape->codes == Codes::kBf16 ? kinds.bf16 : kinds.codes) = true;
     kinds.zeros = kinds.zeros || shape->zero_points;
+    kinds.many = kinds.many || HasManyGroups(*shape);
   }
   return kinds;
 }
@@ -218,8 +223,17 @@ double ShareOfRests(double mean, int rows, int rests) {
 }
 
 bool Exists(const HopperTile& tile, WeightKinds kinds, bool words) {
-  return (!kinds.codes || tile.codes) && (!kinds.zeros || tile.zeros) && (!kinds.bf16 || tile.bf16) &&
+  return (!kinds.codes || tile.codes > 0) && (!kinds.zeros || tile.zeros) && (!kinds.bf16 || tile.bf16 > 0) &&
          (!words || HopperHasWords(tile.rows));
+}
+
+}  // namespace
+
+namespace {
+
+// Of a layer with weights of both kinds, most are codes. Many groups cost what stages of two blocks save.
+int CostOf(const HopperTile& tile, WeightKinds kinds) {
+  return kinds.many ? std::max(tile.codes, tile.bf16) : kinds.codes ? tile.codes : tile.bf16;
 }
 
 }  // namespace
@@ -235,12 +249,12 @@ HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kin
   for (const HopperTile& tile : kHopperTiles) {
     if (!Exists(tile, kinds, words)) continue;
     const double tiles = ExpectedTiles(mean, tile.rows);
-    offer(tiles * tile.cost, 0, {tile.rows, 0});
+    offer(tiles * CostOf(tile, kinds), 0, {tile.rows, 0});
     if (words || kinds.bf16 || tile.rows < kRestsFrom || slots <= kFewSlots || mean < tile.rows) continue;
     for (const HopperTile& rest : kHopperTiles) {
       if (rest.rows * 2 > tile.rows || !Exists(rest, kinds, false)) continue;
       const double share = ShareOfRests(mean, tile.rows, rest.rows);
-      offer((tiles - share) * tile.cost + share * rest.cost, kRestsGain, {tile.rows, rest.rows});
+      offer((tiles - share) * CostOf(tile, kinds) + share * CostOf(rest, kinds), kRestsGain, {tile.rows, rest.rows});
     }
   }
   return best;
@@ -248,7 +262,7 @@ HopperTileRows HopperTileRowsFor(int64_t slots, int64_t experts, WeightKinds kin
 
 int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds) {
   constexpr double kTileCost = 64;
-  if (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * std::min(slots, experts)) return 0;
+  if (slots > (kinds.many && !kinds.bf16 ? kMostFewRowsOfMany : kMostFewRows) * std::min(slots, experts)) return 0;
   const int most = kinds.bf16 ? kMostFewRowsOfBf16Tile : kFewRowsTileRowChoices[std::size(kFewRowsTileRowChoices) - 1];
   return CheapestTile(kFewRowsTileRowChoices, most, MeanRows(slots, experts), kTileCost);
 }

@@ -93,14 +93,18 @@ int64_t SortScratch(int64_t slots, int64_t experts);
 // `terms`: some operand has several terms.
 int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 
-// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: fewer
-// where weights are bf16, which the other product does not have to decode.
-inline constexpr int64_t kMostFewRows = 26, kMostFewRowsOfBf16 = 12;
+// Whether groups of inputs end within two blocks: a stage of the ring of Hopper's products has several then.
+bool HasManyGroups(const PackedShape& shape);
+
+// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: more where
+// groups are many, which slow the other product.
+inline constexpr int64_t kMostFewRows = 12, kMostFewRowsOfMany = 26;
 
 // What the weights of a layer's projections are.
 struct WeightKinds {
   bool codes = false;  // of some projection
   bool zeros = false;  // of some projection, codes with zero points of their own
+  bool many = false;   // of some projection, codes in groups that end within two blocks (GemmLaunch::many)
   bool bf16 = false;
 };
 WeightKinds KindsOf(const LayerPlan& plan);

@@ -289,7 +289,7 @@ class PartFiller {
     launch.results = ResultsOf(*args);
     launch.zeros = shape.zero_points;
     if (product_ == Product::kHopper) {
-      launch.slots = shape.groups > 1 || shape.zero_points ? shape.slots : 0;
+      launch.many = HasManyGroups(shape);
       return launch;
     }
     launch.slot_steps = FewRowsSlotSteps(shape);

@@ -175,10 +175,15 @@ constexpr int kCombineThreads = 128, kFewRowThreads = 64;  // of a block; the la
 __global__ void __launch_bounds__(kCombineThreads, 5) Combine(const CombineArgs* args) {
   const CombineArgs a = *args;
   BeginAfterEarlier();
-  const int64_t row = blockIdx.x;
-  if (row >= (a.source != nullptr ? a.totals[0] : a.rows)) return;
-  if (!HasWideRows(a)) return a.y.bf16 ? CombineRow<1, true>(a, row) : CombineRow<1, false>(a, row);
-  return a.y.bf16 ? CombineRow<4, true>(a, row) : CombineRow<4, false>(a, row);
+  const int64_t rows = a.source != nullptr ? a.totals[0] : a.rows;
+  const bool wide = HasWideRows(a);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    if (wide) {
+      a.y.bf16 ? CombineRow<4, true>(a, row) : CombineRow<4, false>(a, row);
+    } else {
+      a.y.bf16 ? CombineRow<1, true>(a, row) : CombineRow<1, false>(a, row);
+    }
+  }
 }
 
 }  // namespace
@@ -194,7 +199,7 @@ cudaError_t LaunchCombine(const CombineArgs* args, int32_t capacity, int64_t col
   const int64_t threads = few ? kFewRowThreads : kCombineThreads;
   const int64_t pieces = (cols + kWidth * threads - 1) / (kWidth * threads);
   const int64_t wanted = (kWantedThreads + capacity * threads - 1) / (capacity * threads);
-  const dim3 grid(capacity, static_cast<unsigned>(pieces < wanted ? pieces : wanted));
+  const dim3 grid(capacity < kMostRowBlocks ? capacity : kMostRowBlocks, static_cast<unsigned>(pieces < wanted ? pieces : wanted));
   return LaunchAfter(Combine, grid, static_cast<unsigned>(threads), 0, stream, args);
 }
 

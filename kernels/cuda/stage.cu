@@ -196,11 +196,7 @@ __device__ StoredRow FindStored(const StageArgs& a, const SortArgs* sort, int64_
 }
 
 // Rows of bf16 as they are, 16 bytes at a time: the many copies of a row would wait for each other's places in the general kernel.
-__global__ void __launch_bounds__(kRowThreads) StageCopies(const StageArgs* args, const SortArgs* sort) {
-  const StageArgs a = *args;
-  BeginAfterEarlier();
-  const int64_t row = blockIdx.x;
-  if (row >= (a.out.by_sorted_row && !a.scatter ? sort->totals[0] : a.rows)) return;
+__device__ void StageCopy(const StageArgs& a, const SortArgs* sort, int64_t row) {
   const int64_t source = a.from_source ? sort->source[row] : row;
   const uint4* from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + source * a.x_stride);
   uint16_t* const out = static_cast<uint16_t*>(a.out.data);
@@ -219,6 +215,13 @@ __global__ void __launch_bounds__(kRowThreads) StageCopies(const StageArgs* args
       }
     }
   }
+}
+
+__global__ void __launch_bounds__(kRowThreads) StageCopies(const StageArgs* args, const SortArgs* sort) {
+  const StageArgs a = *args;
+  BeginAfterEarlier();
+  const int64_t rows = a.out.by_sorted_row && !a.scatter ? sort->totals[0] : a.rows;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) StageCopy(a, sort, row);
 }
 
 // Rows that a thread block gathers at once, by way of shared memory: they mostly have the same order, which is read once.
@@ -367,7 +370,9 @@ cudaError_t LaunchStage(const StageLaunch& launch, const StageArgs* args, const 
     return LaunchAfter(StageGathers, (launch.rows + rows - 1) / rows, kRowThreads,
                        static_cast<size_t>(rows) * static_cast<size_t>(launch.cols) * sizeof(uint16_t), stream, args, sort, rows);
   }
-  const auto kernel = launch.by == StageBy::kCopies ? StageCopies : launch.by == StageBy::kGroups ? StageGroups : StageRows;
+  if (launch.by == StageBy::kCopies)
+    return LaunchAfter(StageCopies, std::min(launch.rows, kMostRowBlocks), kRowThreads, 0, stream, args, sort);
+  const auto kernel = launch.by == StageBy::kGroups ? StageGroups : StageRows;
   return LaunchAfter(kernel, launch.rows, kRowThreads, 0, stream, args, sort);
 }
 

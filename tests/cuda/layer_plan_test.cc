@@ -91,7 +91,7 @@ int64_t TilesOf(const std::vector<int64_t>& counts, int64_t tile_rows) {
 // What the product for few rows leaves of its ranges in a call of up to `slots` slots, at most.
 size_t PartialBytes(const LayerPlan& plan, const MoeDesc& desc, int64_t slots) {
   size_t most = 0;
-  for (int64_t of = 1; of <= std::min<int64_t>(slots, kMostFewRows * desc.num_experts); ++of) {
+  for (int64_t of = 1; of <= std::min<int64_t>(slots, kMostFewRowsOfMany * desc.num_experts); ++of) {
     const int32_t rows = FewRowsTileRowsFor(of, desc.num_experts, KindsOf(plan));
     if (rows == 0) continue;
     const int64_t tiles = TileCapacity(of, desc.num_experts, rows);
@@ -222,8 +222,9 @@ TEST_CASE("layer plan: Hopper's tiles have sizes that exist for all kinds of wei
             const auto* tile = std::find_if(std::begin(kHopperTiles), std::end(kHopperTiles),
                                             [rows](const HopperTile& t) { return t.rows == rows; });
             REQUIRE(tile != std::end(kHopperTiles));
-            if (kinds.codes) REQUIRE(tile->codes);
-            if (kinds.bf16) REQUIRE(tile->bf16);
+            if (kinds.codes) REQUIRE(tile->codes > 0);
+            if (kinds.bf16) REQUIRE(tile->bf16 > 0);
+            if (kinds.zeros) REQUIRE(tile->zeros);
           }
           if (chosen.rests == 0) continue;
           // The second list has room behind the first one.
@@ -269,7 +270,7 @@ TEST_CASE("layer plan: tiles for few rows are for experts of up to 12 rows on av
       const int64_t reached = std::min(slots, experts);
       for (const WeightKinds kinds : {kCodesOnly, kZerosToo, kBf16Only, kBothKinds}) {
         const int32_t rows = FewRowsTileRowsFor(slots, experts, kinds);
-        REQUIRE((rows == 0) == (slots > (kinds.bf16 ? kMostFewRowsOfBf16 : kMostFewRows) * reached));
+        REQUIRE((rows == 0) == (slots > (kinds.many ? kMostFewRowsOfMany : kMostFewRows) * reached));
         if (rows == 0) continue;
         REQUIRE(std::count(std::begin(kFewRowsTileRowChoices), std::end(kFewRowsTileRowChoices), rows) == 1);
         REQUIRE((!kinds.bf16 || rows <= kMostFewRowsOfBf16Tile));
