@@ -28,13 +28,14 @@
 namespace moed::cuda {
 
 // One thread block's share of a product. `kSlotSteps`: steps that share a scale, 1 to 8, or 0 where a feature has one scale or none;
-// `kZeros`: there is a zero point with each.
-template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros>
+// `kZeros`: there is a zero point with each; `kPowers`: scales are powers of two, which multiply weights exactly instead of sums.
+template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros, bool kPowers>
 class FewRowsProduct {
  public:
   using Layout = SlabLayout<kTokens, kSlotSteps, kZeros>;
-  static constexpr bool kScaled = kSlotSteps > 0;
+  static constexpr bool kPasses = kSlotSteps > 0, kScaled = kPasses && !kPowers;
   static_assert(!kZeros || (kScaled && IsInteger(kCodes)));
+  static_assert(!kPowers || (kPasses && !IsInteger(kCodes)));
 
   __device__ FewRowsProduct(const GemmArgs& args, const Tile& tile, uint8_t* shared)
       : args_(args), tile_(tile), shared_(KeptAddress(shared)) {
@@ -53,11 +54,11 @@ class FewRowsProduct {
   __device__ void Run(const int32_t* source, int* rows) {
     StartWeights();
     FindRow(source, rows);
-    if constexpr (kScaled) FindScales();
+    if constexpr (kPasses) FindScales();
     BeginAfterEarlier();
 #pragma unroll
     for (int slab = 0; slab < kAhead; ++slab) LoadSlab(slab);
-    if constexpr (kScaled) PassScales(0);
+    if constexpr (kPasses) PassScales(0);
     Clear();
     WaitCopies<kAhead - 1>();
     for (int slab = 0; slab * kSlabBlocks < blocks_; ++slab) {
@@ -65,7 +66,7 @@ class FewRowsProduct {
       __syncthreads();  // everyone's part is there, and nobody reads the slab before
       LoadSlab(slab + kAhead);
       MultiplySlab(slab);
-      if (kScaled && slab % kPassed == kPassed - 1) PassScales(slab / kPassed + 1);
+      if (kPasses && slab % kPassed == kPassed - 1) PassScales(slab / kPassed + 1);
     }
   }
 
@@ -104,7 +105,7 @@ class FewRowsProduct {
   static constexpr int kPieceSteps = kSteps / kPieces;
   static constexpr int kSlabBlocks = Layout::kSlabBlocks, kAhead = Layout::kSlabCount - 1;  // slabs that are on their way
   static constexpr int kRowThreads = kTokens == 24 ? 4 : kTileThreads / kTokens;  // that copy a row
-  static constexpr int kUnit = kScaled ? kSlotSteps : kSlabBlocks * kSteps;  // steps that are summed up before they are scaled
+  static constexpr int kUnit = kPasses ? kSlotSteps : kSlabBlocks * kSteps;  // steps that share a scale
   static constexpr int kSlots = Layout::kSlots;                    // of a slab
   // Scales are passed on for at least four slots at once, one a warp, so for some slabs together.
   static constexpr int kTurns = kSlots > 4 ? kSlots / 4 : 1;
@@ -258,7 +259,10 @@ class FewRowsProduct {
       for (int i = 0; i < kTurns; ++i) {
         uint32_t scales[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scales[j] = __float_as_uint(decode(raw_[i], j));
+        for (int j = 0; j < 4; ++j) {
+          const float scale = decode(raw_[i], j), factor = scale * ScaleFactor<kCodes>(j);
+          scales[j] = kPowers ? PackBf16(factor, factor) : __float_as_uint(scale);
+        }
         StoreShared16(to + i * kTileThreads * 16, make_uint4(scales[0], scales[1], scales[2], scales[3]));
       }
     });
@@ -296,16 +300,16 @@ class FewRowsProduct {
   template <int kBlock>
   __device__ void MultiplyBlock(uint32_t pairs, uint32_t last, uint32_t scales, bool ends, Sums& part) {
     uint32_t b_last[4];
-    uint32_t zero[2][2] = {{kMiddle, kMiddle}, {kMiddle, kMiddle}};
+    uint32_t term[2][2] = {{kMiddle, kMiddle}, {kMiddle, kMiddle}};
     uint4 chunk[2];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step % kPieceSteps == 0) TakePiece(kBlock * kPieces + step / kPieceSteps, chunk);
       const int in_slab = kBlock * kSteps + step, at = in_slab * kStepDepth * 2;
-      const uint32_t of_slot = scales + (kScaled ? in_slab / kUnit * kSlotBytes : 0);
-      if (kZeros && (step == 0 || in_slab % kUnit == 0)) ReadZeros(of_slot, zero);
+      const uint32_t of_slot = scales + (kPasses ? in_slab / kUnit * kSlotBytes : 0);
+      if ((kZeros || kPowers) && (step == 0 || in_slab % kUnit == 0)) ReadTerms(of_slot, term);
       uint32_t a[2][4];
-      DecodeStep(chunk, step % kPieceSteps, zero, a);
+      DecodeStep(chunk, step % kPieceSteps, term, a);
 #pragma unroll
       for (int column = 0; column + 1 < kColumns; column += 2) {
         uint32_t b[4];
@@ -322,20 +326,24 @@ class FewRowsProduct {
     }
   }
 
-  // `scales`: the thread's of a slot, beside which its zero points are.
-  __device__ static void ReadZeros(uint32_t scales, uint32_t (&zero)[2][2]) {
-    const uint4 four = LoadShared16(scales + Layout::kZeroTerms);
-    zero[0][0] = four.x, zero[0][1] = four.y, zero[1][0] = four.z, zero[1][1] = four.w;
+  // What makes weights of the codes of a slot, by feature: zero points, or scales that are powers. `scales`: the thread's of the slot.
+  __device__ static void ReadTerms(uint32_t scales, uint32_t (&term)[2][2]) {
+    const uint4 four = LoadShared16(scales + (kZeros ? Layout::kZeroTerms : 0));
+    term[0][0] = four.x, term[0][1] = four.y, term[1][0] = four.z, term[1][1] = four.w;
   }
 
-  // The operands of both halves in a step of a chunk. `zero`: [half][feature g, or g + 8].
-  __device__ static void DecodeStep(const uint4 (&chunk)[2], int in_piece, const uint32_t (&zero)[2][2], uint32_t (&a)[2][4]) {
+  // The operands of both halves in a step of a chunk. `term`: [half][feature g, or g + 8].
+  __device__ static void DecodeStep(const uint4 (&chunk)[2], int in_piece, const uint32_t (&term)[2][2], uint32_t (&a)[2][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) {
         a[half][reg] = FieldOf<kCodes>(chunk[half], in_piece, reg);
-        if constexpr (kCodes != Codes::kBf16) a[half][reg] = UnscaledOf<kCodes>(a[half][reg], reg, zero[half][reg % 2]);
+        if constexpr (kPowers) {
+          a[half][reg] = MultiplyPair(a[half][reg], term[half][reg % 2]);
+        } else if constexpr (kCodes != Codes::kBf16) {
+          a[half][reg] = UnscaledOf<kCodes>(a[half][reg], reg, term[half][reg % 2]);
+        }
       }
     }
   }
@@ -410,7 +418,7 @@ class FewRowsProduct {
       scale[0][second] = scale[1][second] =
           weights.globals[static_cast<int64_t>(tile_.expert) * 2 + second] * LiftOf<kCodes>();
     }
-    if (kScaled || weights.groups == 0) return;
+    if (kPasses || weights.groups == 0) return;
     WithScale(weights.scale, [&](const auto& decode) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

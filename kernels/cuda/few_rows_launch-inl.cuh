@@ -11,7 +11,7 @@ namespace moed::cuda {
 // Thread blocks of a multiprocessor that the registers must leave room for.
 constexpr int FewRowsResident(int tokens) { return tokens <= 8 ? 5 : tokens == 32 ? 3 : 4; }
 
-template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros>
+template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros, bool kPowers>
 __global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens))
     FewRows(const GemmArgs* global_args, const SortArgs* sort) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -27,35 +27,41 @@ __global__ void __launch_bounds__(kTileThreads, FewRowsResident(kTokens))
   if (!args.tiles_early) WaitForEarlier();
   const Tile tile = tiles[blockIdx.x];
   if (static_cast<int>(blockIdx.x) >= totals[1]) return WaitForEarlier();
-  FewRowsProduct<kCodes, kTokens, kSlotSteps, kZeros> product(args, tile, shared);
+  FewRowsProduct<kCodes, kTokens, kSlotSteps, kZeros, kPowers> product(args, tile, shared);
   product.Run(source, rows);
   if (product.Gather()) product.Store(rows);
 }
 
-template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros>
+template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros, bool kPowers>
 cudaError_t LaunchFewRowsTiles(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   using Layout = SlabLayout<kTokens, kSlotSteps, kZeros>;
-  const auto kernel = FewRows<kCodes, kTokens, kSlotSteps, kZeros>;
+  const auto kernel = FewRows<kCodes, kTokens, kSlotSteps, kZeros, kPowers>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(launch.tiles, launch.row_tiles, launch.ranges);
   return LaunchAfter(kernel, grid, kTileThreads, Layout::kBytes, stream, args, sort);
 }
 
+template <Codes kCodes, int kTokens, bool kZeros, bool kPowers>
+cudaError_t LaunchFewRowsScaled(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
+  switch (launch.slot_steps) {
+    case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1, kZeros, kPowers>(launch, args, sort, stream);
+    case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2, kZeros, kPowers>(launch, args, sort, stream);
+    case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4, kZeros, kPowers>(launch, args, sort, stream);
+    case 8: return LaunchFewRowsTiles<kCodes, kTokens, 8, kZeros, kPowers>(launch, args, sort, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
 template <Codes kCodes, int kTokens, bool kZeros>
 cudaError_t LaunchFewRowsSlots(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
-  if constexpr (BitsOf(kCodes) <= 8) {
-    switch (launch.slot_steps) {
-      case 1: return LaunchFewRowsTiles<kCodes, kTokens, 1, kZeros>(launch, args, sort, stream);
-      case 2: return LaunchFewRowsTiles<kCodes, kTokens, 2, kZeros>(launch, args, sort, stream);
-      case 4: return LaunchFewRowsTiles<kCodes, kTokens, 4, kZeros>(launch, args, sort, stream);
-      case 8: return LaunchFewRowsTiles<kCodes, kTokens, 8, kZeros>(launch, args, sort, stream);
-      default: break;
-    }
-  }
   if constexpr (!kZeros) {
-    if (launch.slot_steps == 0) return LaunchFewRowsTiles<kCodes, kTokens, 0, false>(launch, args, sort, stream);
+    if (launch.slot_steps == 0) return LaunchFewRowsTiles<kCodes, kTokens, 0, false, false>(launch, args, sort, stream);
   }
+  if constexpr (kCodes == Codes::kFp4) {
+    if (launch.powers) return LaunchFewRowsScaled<kCodes, kTokens, kZeros, true>(launch, args, sort, stream);
+  }
+  if constexpr (BitsOf(kCodes) <= 8) return LaunchFewRowsScaled<kCodes, kTokens, kZeros, false>(launch, args, sort, stream);
   return cudaErrorInvalidValue;
 }
 

@@ -76,7 +76,7 @@ struct GemmLaunch {
   Product product = Product::kGeneric;
   int32_t tokens = 8;      // of kTileRowChoices, kFewRowsTileRowChoices or kHopperTiles; SortArgs::tile_rows
   int32_t terms = 1;
-  bool powers = false;     // gemm-inl.cuh: scales are powers of two that multiply operands, ScalesArePowers
+  bool powers = false;     // of kGeneric and kFewRows: scales are powers of two that multiply operands, ScalesArePowers
   bool bytes = false;      // bytes-inl.cuh: rows are OperandKind::kBytes
   int32_t slot_steps = 0;  // of such a product: ByteSlotSteps; of kFewRows: FewRowsSlotSteps
   bool rests = false;      // of kHopper: the tiles of the other list (SortArgs::rest_rows); follows the product of the first one

@@ -57,8 +57,8 @@ LayerPlan PlanOf(const MoeDesc& desc, OrderTraits orders = {});
 // The plans that the weights of a layer may need, the most special one first; one only without act-order.
 std::vector<LayerPlan> PlansOf(const MoeDesc& desc);
 
-// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh exactly, for rows of one term without scales of groups:
-// E8M0, of groups of whole half blocks, without a global scale.
+// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh and few_rows-inl.cuh exactly, for rows of one term without
+// scales of groups: E8M0, of groups of whole half blocks, without a global scale.
 bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme);
 
 // Steps of a slot of a product of bytes: 8, 2 or 1, inputs that lie in one group of the weights and in one of the rows; 0 for int8,
@@ -105,6 +105,7 @@ struct WeightKinds {
   bool codes = false;  // of some projection
   bool zeros = false;  // of some projection, codes with zero points of their own
   bool many = false;   // of some projection, codes in groups that end within two blocks (GemmLaunch::many)
+  bool whole = false;  // of some projection, 8-bit codes with one scale for all inputs, or none
   bool bf16 = false;
 };
 WeightKinds KindsOf(const LayerPlan& plan);

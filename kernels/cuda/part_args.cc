@@ -293,6 +293,7 @@ class PartFiller {
       return launch;
     }
     launch.slot_steps = FewRowsSlotSteps(shape);
+    launch.powers = ScalesArePowers(shape, scheme);
     const int64_t expected = ExpectedTilesOf(input_.slot_capacity, desc_.num_experts, launch.tokens);
     launch.ranges = FewRowsRanges(launch.tiles, expected, launch.tokens, shape);
     args->partials = At<float>(w_.partials);
