@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/call_sizes.h"
@@ -515,6 +516,27 @@ TEST_CASE("layer plan: a layer has several plans only where act-order leaves the
   QuantScheme down_only = UniformScheme(Linear(Int4()));
   down_only.down = Linear(Int4(true));
   CHECK(plans(down_only) == 2);
+}
+
+TEST_CASE("layer plan: products for few rows share a scale for as many steps as lie in a group, two blocks at most") {
+  const auto shape_of = [](GroupShape group, bool zero_points, bool act_order, bool uneven) {
+    WeightScheme scheme = Weights(ElementType::kInt4, ScaleType::kF16, group, zero_points);
+    scheme.act_order = act_order;
+    return ShapeOf(scheme, 256, 1024, false, false, uneven);
+  };
+  for (const auto& [cols, steps, many] : std::vector<std::tuple<int, int, bool>>{
+           {0, 0, false}, {16, 1, true}, {24, 2, true}, {32, 2, true}, {64, 4, true}, {128, 8, false}, {192, 4, true}, {256, 8, false}}) {
+    INFO("groups of " << cols);
+    const PackedShape shape = shape_of({1, cols}, false, false, false);
+    CHECK(FewRowsSlotSteps(shape) == steps);
+    CHECK(HasManyGroups(shape) == many);
+  }
+  // A zero point is not left to the sums; groups of any sizes may end after any step.
+  CHECK(FewRowsSlotSteps(shape_of({1, 0}, true, false, false)) == 8);
+  CHECK_FALSE(HasManyGroups(shape_of({1, 0}, true, false, false)));
+  CHECK(FewRowsSlotSteps(shape_of({1, 128}, false, true, false)) == 8);
+  CHECK(FewRowsSlotSteps(shape_of({1, 128}, false, true, true)) == 1);
+  CHECK(HasManyGroups(shape_of({1, 128}, false, true, true)));
 }
 
 TEST_CASE("layer plan: operands follow the weights' order, and h is written as an operand only where it is used as it is") {
