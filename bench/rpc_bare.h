@@ -1,7 +1,7 @@
 // What the transports of moed are compared with: the bare things, measured beside them in the same run.
 //
-// Each server is a process of its own, a child that runs this program again (see RunChild), and is killed with its object. One thread
-// uses an object at a time.
+// Each server is a process of its own, a child that runs this program again (see RunChild), and is killed with its object. One
+// thread uses an object at a time.
 #ifndef MOED_BENCH_RPC_BARE_H_
 #define MOED_BENCH_RPC_BARE_H_
 
@@ -34,8 +34,8 @@ class Child {
 // A gRPC server that sends back what it gets, and a client with one call under way.
 class Echo {
  public:
-  // At the unix socket `path`. `tuned`: both processes keep large blocks, as moed and its client do; else glibc's defaults hold in the
-  // server. UNAVAILABLE when it does not answer within ten seconds.
+  // At the unix socket `path`. `tuned`: both processes keep large blocks, as moed and its client do; else glibc's defaults hold in
+  // the server. UNAVAILABLE when it does not answer within ten seconds.
   static absl::StatusOr<std::unique_ptr<Echo>> Start(const std::string& path, bool tuned);
   ~Echo();
   // `bytes` there and back, which nobody looks at on either side; microseconds.
@@ -44,8 +44,8 @@ class Echo {
   absl::StatusOr<double> CallMessage(size_t bytes);
   // A short message each way, between which the server copies `bytes`, at most kMostWork, from one place of memory that both
   // processes share to another, as the bench layer does; microseconds without that copy. What remains is what the call costs where
-  // processors have slept, and caches have been emptied, for as long as a layer takes. `copies`: before it the client copies as many
-  // bytes to the first place, and after it from the second, as a client of a session does whose tensors are elsewhere.
+  // processors have slept, and caches have been emptied, for as long as a layer takes. `copies`: before it the client copies as
+  // many bytes to the first place, and after it from the second, as a client of a session does whose tensors are elsewhere.
   absl::StatusOr<double> CallWork(size_t bytes, bool copies);
   static constexpr size_t kMostWork = size_t{4} << 20;
 

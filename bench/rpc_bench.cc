@@ -2,12 +2,12 @@
 //
 //   rpc_bench [FILTER] [--json FILE] [--moed PROGRAM] [--seconds S]
 //
-// Starts `moed serve --bench-layer`, whose layer only copies its input, and servers of the bare things, each in its own process, all
-// at unix sockets. In turn, round after round, each is called some times; a row is the median of a transport's calls, less the
-// time that the server computed, and the bare thing's median in the same rounds. Those of a ring are also less what the engine takes
-// beside computing for a program that has it in itself, since that is what they replace. Default settings everywhere: no
-// environment, no option but the addresses.
-// FILTER: only rows whose "CASE/TRANSPORT" has it. Exit code: 0 ok, 1 a call failed, 2 usage or set-up.
+// Starts `moed serve --bench-layer`, whose layer only copies its input, and servers of the bare things, each in its own process,
+// all at unix sockets. In turn, round after round, each is called some times; a row is the median of a transport's calls, less the
+// time that the server computed, and the bare thing's median in the same rounds. Those of a ring are also less what the engine
+// takes beside computing for a program that has it in itself, since that is what they replace. Default settings everywhere: no
+// environment, no option but the addresses. FILTER: only rows whose "CASE/TRANSPORT" has it. Exit code: 0 ok, 1 a call failed, 2
+// usage or set-up.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,14 +1,15 @@
 // Products by AMX tiles for short groups (amx_dot-inl.h has the long ones): one tile product is a whole group.
 //
-// 16 rows of x times the 16 output features of a panel are one tile of sums for each group; it is stored, converted and scaled into
-// 16 vectors that stay in registers over the groups of a chunk. A product takes three times as long as it occupies the tile unit, so
-// four tiles take turns: while one group is multiplied, the one before the last is stored and the one before that scaled. Nothing
-// stops this stream, neither a new panel nor new rows nor a new chunk; meanwhile the weights of the next chunk are decoded.
+// 16 rows of x times the 16 output features of a panel are one tile of sums for each group; it is stored, converted and scaled
+// into 16 vectors that stay in registers over the groups of a chunk. A product takes three times as long as it occupies the tile
+// unit, so four tiles take turns: while one group is multiplied, the one before the last is stored and the one before that scaled.
+// Nothing stops this stream, neither a new panel nor new rows nor a new chunk; meanwhile the weights of the next chunk are
+// decoded.
 //
 // Weights are signed here: the zero point is taken off while they are decoded, so that a group's sum needs no correction. Integer
-// sums are exact and are scaled in ascending order of groups: the bits are those of every other integer product. As in amx_dot-inl.h
-// records of x follow each other, and up to 15 after the last are read, and of each up to 192 bytes beyond its codes, which meet
-// weights of 0.
+// sums are exact and are scaled in ascending order of groups: the bits are those of every other integer product. As in
+// amx_dot-inl.h records of x follow each other, and up to 15 after the last are read, and of each up to 192 bytes beyond its
+// codes, which meet weights of 0.
 #ifndef MOED_KERNELS_CPU_AMX_GROUP_INL_H_
 #define MOED_KERNELS_CPU_AMX_GROUP_INL_H_
 

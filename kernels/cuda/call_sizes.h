@@ -26,8 +26,8 @@ inline constexpr int kMostFewRowsOfBf16Tile = 16;  // of weights that are not co
 // done; and thread blocks of all ranges.
 inline constexpr int kProcessors = 132;
 inline constexpr int kFewRowsCounters = 1536, kFewRowsBlocks = 3072;
-// Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md; 0: there is
-// none), of codes that are decoded and of bf16 weights, and whether there is one for codes with zero points of their own.
+// Tiles of Hopper's own products: rows, what a tile costs in the time of so many rows of a large one (docs/performance.md; 0:
+// there is none), of codes that are decoded and of bf16 weights, and whether there is one for codes with zero points of their own.
 struct HopperTile {
   int rows, codes, bf16;
   bool zeros;
@@ -36,11 +36,12 @@ inline constexpr HopperTile kHopperTiles[] = {
     {32, 64, 73, true},     {48, 71, 77, false},   {64, 86, 91, true},   {80, 96, 102, false}, {96, 107, 114, true},
     {112, 131, 131, false}, {144, 165, 165, true}, {160, 0, 180, false}, {256, 262, 0, true},
 };
-// Decoded weights of Hopper's products are divided by 2 to this (decode_scaled-inl.cuh), which leaves room for scales up to kMostLifted.
+// Decoded weights of Hopper's products are divided by 2 to this (decode_scaled-inl.cuh), which leaves room for scales up to
+// kMostLifted.
 inline constexpr int kLift = 24;
 inline constexpr float kMostLifted = 131072.0f;
-// ZeroPointOffset up to which rounding such weights keeps rows within the bound of 16-bit activations: with zero points anywhere, 0.5,
-// some were 1.5 % off.
+// ZeroPointOffset up to which rounding such weights keeps rows within the bound of 16-bit activations: with zero points anywhere,
+// 0.5, some were 1.5 % off.
 inline constexpr double kMostZeroOffset = 0.375;
 // What is won by a second list of tiles for the rests at least, for its launches' sake.
 inline constexpr double kRestsGain = 0.04;

@@ -240,7 +240,8 @@ absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc,
     if (absl::IsUnimplemented(arena.status())) continue;  // act-order that wants another plan
     if (absl::IsUnavailable(arena.status()) && device->Health().ok()) return arena.status();  // of the reader, not of the device
     if (!arena.ok()) return device->Report(arena.status());
-    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper && loader.hopper()));
+    return std::unique_ptr<PreparedMoe>(
+        std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper && loader.hopper()));
   }
   return absl::InternalError("act-order: the groups fit no layout");
 }

@@ -1,11 +1,12 @@
-// Chunks of packed weights to the bf16 operand of Hopper's products, each code with its scale in one instruction after it was masked.
+// Chunks of packed weights to the bf16 operand of Hopper's products, each code with its scale in one instruction after it was
+// masked.
 //
-// The bits of a code are a bf16 number as they lie, without an exponent put above them. A half whose exponent field is 0 or 1 is its
-// bits times 2^-133, subnormal or not, so a field of an integer code that ends below bit 8 is the code times 2^-133, or 2^-129 four
-// bits further up; of a float code (sign, exponent, mantissa moved to bf16's own places) it is the code's value by the difference of
-// the biases. A fused multiply-add takes off the zero point and scales, and is exact but for its one rounding. Scales are multiplied
-// by the inverse of that unit for it and divided by 2^kLift, so that they stay finite: operands are weights times 2^-kLift, and sums
-// are multiplied by 2^kLift in the end.
+// The bits of a code are a bf16 number as they lie, without an exponent put above them. A half whose exponent field is 0 or 1 is
+// its bits times 2^-133, subnormal or not, so a field of an integer code that ends below bit 8 is the code times 2^-133, or 2^-129
+// four bits further up; of a float code (sign, exponent, mantissa moved to bf16's own places) it is the code's value by the
+// difference of the biases. A fused multiply-add takes off the zero point and scales, and is exact but for its one rounding.
+// Scales are multiplied by the inverse of that unit for it and divided by 2^kLift, so that they stay finite: operands are weights
+// times 2^-kLift, and sums are multiplied by 2^kLift in the end.
 #ifndef MOED_KERNELS_CUDA_DECODE_SCALED_INL_CUH_
 #define MOED_KERNELS_CUDA_DECODE_SCALED_INL_CUH_
 
@@ -29,7 +30,9 @@ constexpr int UnitPower(int reg) {
 }
 
 // 2^power twice as bf16, of a power that has a normal number.
-constexpr uint32_t PowerPair(int power) { return static_cast<uint32_t>(power + 127) << 7 | static_cast<uint32_t>(power + 127) << 23; }
+constexpr uint32_t PowerPair(int power) {
+  return static_cast<uint32_t>(power + 127) << 7 | static_cast<uint32_t>(power + 127) << 23;
+}
 
 // What a weight's scale is multiplied by to be that of the field of register `reg`.
 template <Codes kCodes>
@@ -45,8 +48,8 @@ __device__ inline uint32_t FieldOf(const uint4& chunk, int step, int reg) {
     const uint32_t word = reg < 2 ? words[step] : words[step] >> 8;
     return word & (reg % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
   } else if constexpr (kCodes == Codes::kFp4) {
-    // One multiplication moves a nibble to two places, its sign to the top of its half and its other bits to where they belong; what
-    // else it moves lies apart, and is masked.
+    // One multiplication moves a nibble to two places, its sign to the top of its half and its other bits to where they belong;
+    // what else it moves lies apart, and is masked.
     const uint32_t word = reg < 2 ? words[step] : words[step] >> 8;
     const uint32_t moved = reg % 2 == 0 ? (word & 0x000F000Fu) * 0x1040u : (word & 0x00F000F0u) * 0x0104u;
     return moved & 0x81C081C0u;
@@ -66,8 +69,8 @@ __device__ inline uint32_t MultiplyAddPair(uint32_t a, uint32_t b, uint32_t c) {
   return r;
 }
 
-// What fields of one feature become operands by: its scale (ScaleFactor, as bf16 twice) and its zero point. `kZeros`: codes have zero
-// points of their own.
+// What fields of one feature become operands by: its scale (ScaleFactor, as bf16 twice) and its zero point. `kZeros`: codes have
+// zero points of their own.
 template <Codes kCodes, bool kZeros>
 struct FieldScale {
   uint32_t scale, zero;
@@ -96,7 +99,8 @@ __device__ inline uint32_t ZeroField(int reg, uint32_t zero) {
   return kCodes == Codes::kInt4 && reg % 2 == 1 ? zero << 4 : zero;
 }
 
-// A code less its zero point times 2^-kLift, exact, from its field in register `reg`. `zero`: that of its feature as ZeroTerm gives it.
+// A code less its zero point times 2^-kLift, exact, from its field in register `reg`. `zero`: that of its feature as ZeroTerm
+// gives it.
 template <Codes kCodes>
 __device__ inline uint32_t UnscaledOf(uint32_t field, int reg, uint32_t zero) {
   const uint32_t unit = PowerPair(UnitPower<kCodes>(reg) - kLift);

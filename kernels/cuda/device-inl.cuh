@@ -64,7 +64,8 @@ __device__ inline void WithFourScales(ScaleType type, const Body& body) {
     case ScaleType::kNone: return body([](const uint32_t (&)[4], int) { return 1.0f; });
     case ScaleType::kF32: return body([](const uint32_t (&bits)[4], int i) { return Bits(bits[i]); });
     case ScaleType::kBf16:
-      return body([](const uint32_t (&bits)[4], int i) { return Bits(i % 2 == 0 ? bits[i / 2] << 16 : bits[i / 2] & 0xFFFF0000u); });
+      return body(
+          [](const uint32_t (&bits)[4], int i) { return Bits(i % 2 == 0 ? bits[i / 2] << 16 : bits[i / 2] & 0xFFFF0000u); });
     case ScaleType::kF16:
       return body([](const uint32_t (&bits)[4], int i) {
         return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? bits[i / 2] & 0xFFFFu : bits[i / 2] >> 16)));
@@ -78,8 +79,8 @@ __device__ inline int ScaleBytesOf(ScaleType type) {
   return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 || type == ScaleType::kE4m3 ? 1 : 2;
 }
 
-// Four neighbours of `bytes` each, as they lie, from where a multiple of 4 bytes begins. Without branches, and no register is loaded by
-// two instructions: behind either the compiler would wait for what was loaded.
+// Four neighbours of `bytes` each, as they lie, from where a multiple of 4 bytes begins. Without branches, and no register is
+// loaded by two instructions: behind either the compiler would wait for what was loaded.
 __device__ inline void LoadFour(const uint8_t* from, int bytes, uint32_t (&bits)[4]) {
   asm volatile("{\n"
                " .reg .pred two, four;\n"

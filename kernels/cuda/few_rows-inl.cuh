@@ -3,10 +3,10 @@
 // A thread block of 4 warps owns one tile of 8 to 32 rows of an expert, one row tile of 128 features (warp w the features 16 w to
 // 16 w + 15 of both halves), and one range of the blocks of 64 inputs. Each thread copies the chunks that it alone needs into a
 // ring of its own in shared memory, by cp.async, so that no barrier stands between (registers would do as a ring, but the compiler
-// gives all loads into them one scoreboard, and each turn waits for the last of them). Rows of a slab of blocks follow the same way, a
-// slab or two ahead, and are shared; so are scales, which threads read into registers well ahead and store as floats when their turn
-// comes: one barrier a slab. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums; under one scale
-// for all inputs the tensor cores add up the range.
+// gives all loads into them one scoreboard, and each turn waits for the last of them). Rows of a slab of blocks follow the same
+// way, a slab or two ahead, and are shared; so are scales, which threads read into registers well ahead and store as floats when
+// their turn comes: one barrier a slab. Sums of a slot are made by the tensor cores from zero and added, scaled, to float32 sums;
+// under one scale for all inputs the tensor cores add up the range.
 //
 // The integer units, at half the rate of others, are what a loop of these runs out of first: a slab's blocks are unrolled, so that
 // places in the ring are constants.
@@ -27,8 +27,9 @@
 
 namespace moed::cuda {
 
-// One thread block's share of a product. `kSlotSteps`: steps that share a scale, 1 to 8, or 0 where a feature has one scale or none;
-// `kZeros`: there is a zero point with each; `kPowers`: scales are powers of two, which multiply weights exactly instead of sums.
+// One thread block's share of a product. `kSlotSteps`: steps that share a scale, 1 to 8, or 0 where a feature has one scale or
+// none; `kZeros`: there is a zero point with each; `kPowers`: scales are powers of two, which multiply weights exactly instead of
+// sums.
 template <Codes kCodes, int kTokens, int kSlotSteps, bool kZeros, bool kPowers>
 class FewRowsProduct {
  public:
@@ -157,8 +158,8 @@ class FewRowsProduct {
     PassPieces(kRing);
   }
 
-  // Piece `piece` of a slab for the registers; another one is asked for in its place. Since the first ones of a slab were, a slab of
-  // rows was asked for as well.
+  // Piece `piece` of a slab for the registers; another one is asked for in its place. Since the first ones of a slab were, a slab
+  // of rows was asked for as well.
   __device__ void TakePiece(int piece, uint4 (&chunk)[2]) {
     if (piece < kRing) {
       WaitCopies<kRing>();
@@ -295,8 +296,8 @@ class FewRowsProduct {
     PassPieces(kSlabBlocks * kPieces);
   }
 
-  // `pairs`, `last`: shared addresses of what the thread loads of two columns, and of the last one where their number is odd, in the
-  // slab's first block; `scales` of that as well. `ends`: it is the last block. `part`: sums of a slot.
+  // `pairs`, `last`: shared addresses of what the thread loads of two columns, and of the last one where their number is odd, in
+  // the slab's first block; `scales` of that as well. `ends`: it is the last block. `part`: sums of a slot.
   template <int kBlock>
   __device__ void MultiplyBlock(uint32_t pairs, uint32_t last, uint32_t scales, bool ends, Sums& part) {
     uint32_t b_last[4];
@@ -326,7 +327,8 @@ class FewRowsProduct {
     }
   }
 
-  // What makes weights of the codes of a slot, by feature: zero points, or scales that are powers. `scales`: the thread's of the slot.
+  // What makes weights of the codes of a slot, by feature: zero points, or scales that are powers. `scales`: the thread's of the
+  // slot.
   __device__ static void ReadTerms(uint32_t scales, uint32_t (&term)[2][2]) {
     const uint4 four = LoadShared16(scales + (kZeros ? Layout::kZeroTerms : 0));
     term[0][0] = four.x, term[0][1] = four.y, term[1][0] = four.z, term[1][1] = four.w;

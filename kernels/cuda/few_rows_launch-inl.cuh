@@ -65,8 +65,8 @@ cudaError_t LaunchFewRowsSlots(const GemmLaunch& launch, const GemmArgs* args, c
   return cudaErrorInvalidValue;
 }
 
-// Every number of rows and scales of one kind of codes, with zero points or without: the body of one source file, so that none takes
-// long to compile.
+// Every number of rows and scales of one kind of codes, with zero points or without: the body of one source file, so that none
+// takes long to compile.
 template <Codes kCodes, bool kZeros = false>
 cudaError_t LaunchFewRowsOf(const GemmLaunch& launch, const GemmArgs* args, const SortArgs* sort, cudaStream_t stream) {
   switch (launch.tokens) {

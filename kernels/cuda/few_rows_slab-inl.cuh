@@ -28,7 +28,8 @@ __device__ inline uint32_t KeptAddress(const void* shared) {
   return kept;
 }
 
-// Shared memory: the ring, slabs of rows, then the scales of two passes as floats, each with its zero points as ZeroTerm gives them.
+// Shared memory: the ring, slabs of rows, then the scales of two passes as floats, each with its zero points as ZeroTerm gives
+// them.
 template <int kTokens, int kSlotSteps, bool kZeros>
 struct SlabLayout {
   static constexpr int kSlabBlocks = 4;  // blocks of 64 inputs

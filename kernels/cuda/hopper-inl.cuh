@@ -1,11 +1,11 @@
 // Products on Hopper: rows of bf16 values or codes times packed weights by wgmma, weights decoded into its register operand.
 //
 // Each of two or three multiplying warpgroups has one row tile (128 features; of a paired matrix gate and up of 64, so that a
-// feature's two sums end in the same thread), or half of one, and all rows of the tile, which it shares with the others; a warpgroup
-// more fills the ring that they read (hopper_ring-inl.cuh). While a batch of products is under way the weights of the next one are
-// decoded. Under scales of groups a weight is rounded to bf16 twice, its scale and the code less its zero point times that; one scale for
-// all inputs multiplies the sums instead, and no weight is rounded. Sums are float32 in the order of the tensor cores,
-// so their last bits differ from those of gemm-inl.cuh; they depend on the row and the weights only.
+// feature's two sums end in the same thread), or half of one, and all rows of the tile, which it shares with the others; a
+// warpgroup more fills the ring that they read (hopper_ring-inl.cuh). While a batch of products is under way the weights of the
+// next one are decoded. Under scales of groups a weight is rounded to bf16 twice, its scale and the code less its zero point times
+// that; one scale for all inputs multiplies the sums instead, and no weight is rounded. Sums are float32 in the order of the
+// tensor cores, so their last bits differ from those of gemm-inl.cuh; they depend on the row and the weights only.
 #ifndef MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 #define MOED_KERNELS_CUDA_HOPPER_INL_CUH_
 
@@ -29,8 +29,8 @@ inline constexpr int kProducerRegisters = 56;
 constexpr int MathRegisters(int groups) { return groups == 2 ? 224 : 152; }
 static_assert(kProducerRegisters + 2 * MathRegisters(2) <= 3 * 168 && kProducerRegisters + 3 * MathRegisters(3) <= 4 * 128);
 
-// One warpgroup's part of every piece of work. Slots of scales have two steps or one where there are many, else a stage's or there are
-// none: with more than two loops in a kernel the compiler finds no registers for products that are under way (C7512).
+// One warpgroup's part of every piece of work. Slots of scales have two steps or one where there are many, else a stage's or there
+// are none: with more than two loops in a kernel the compiler finds no registers for products that are under way (C7512).
 template <typename Layout, Results kResults>
 class HopperMath {
  public:
@@ -214,7 +214,8 @@ class HopperMath {
     WithFourScales(w_.scale, [&](const auto& decode) {
 #pragma unroll
       for (int i = 0; i < 2 * kHalves; ++i)
-        last.scale[i / 2][i % 2] *= w_.globals[expert * 2 + i % 2] * (first_half() == 0 ? decode(bits, i) : decode(bits, (i + 2) % 4));
+        last.scale[i / 2][i % 2] *=
+            w_.globals[expert * 2 + i % 2] * (first_half() == 0 ? decode(bits, i) : decode(bits, (i + 2) % 4));
     });
     return last;
   }

@@ -1,9 +1,10 @@
-// The ring of Hopper's products (hopper-inl.cuh): inputs on their way from global to shared memory, a stage of one block of 64 or two.
+// The ring of Hopper's products (hopper-inl.cuh): inputs on their way from global to shared memory, a stage of one block of 64 or
+// two.
 //
 // A persistent thread block works on a tile of kTokens rows and up to three row tiles (128 features each) after the other. Its
-// first warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by bulk
-// copies; the other three warps make, stage by stage in turn, the pairs of bf16 that weights are multiplied by out of the scales
-// of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
+// first warpgroup fills the ring, also across the end of a piece of work: one thread copies rows and weights, both contiguous, by
+// bulk copies; the other three warps make, stage by stage in turn, the pairs of bf16 that weights are multiplied by out of the
+// scales of groups. The other two warpgroups multiply, a row tile each, or of one row tile a half (64 features) each.
 //
 // Barriers of a stage: `full` has one arrival of the copying thread, the bytes of its copies, and one of each thread of a scaling
 // warp where there are groups; `empty` has one arrival of each multiplying thread.
@@ -25,8 +26,8 @@ inline constexpr int kTilesAtOnce = 8;            // tiles of rows that are walk
 // Whether weights may have scales of groups.
 constexpr bool IsScaled(Codes codes) { return codes != Codes::kBf16; }
 
-// Of tiles of kTokens rows. `kZeros`: the codes have zero points of their own; `kMany`: groups of inputs end within 128, and there may be
-// a slot of scales for each step, else one covers a stage.
+// Of tiles of kTokens rows. `kZeros`: the codes have zero points of their own; `kMany`: groups of inputs end within 128, and there
+// may be a slot of scales for each step, else one covers a stage.
 template <Codes kCodes_, int kTokens_, bool kZeros_, bool kMany_>
 struct HopperLayout {
   static constexpr Codes kCodes = kCodes_;
@@ -36,8 +37,8 @@ struct HopperLayout {
   // decodes, the others' products run: with few rows two are not enough).
   static constexpr int kHalves = kTokens <= 160 ? 2 : 1;
   static constexpr int kMathGroups = kTokens <= 96 && IsScaled(kCodes) ? 3 : 2;
-  // For how many batches of products each has operands, and the products of a batch, a half's of a block or two steps: as the registers
-  // allow.
+  // For how many batches of products each has operands, and the products of a batch, a half's of a block or two steps: as the
+  // registers allow.
   static constexpr int kOperandSets = kMany && kMathGroups == 3 && kTokens > 64 ? 1 : 2;
   static constexpr int kBatch = kHalves == 2 && (kMathGroups == 2 || kTokens < 64 || kOperandSets == 1) ? kSteps : kSteps / 2;
   static constexpr int kTiles = kMathGroups * kHalves / 2;          // row tiles of all
@@ -60,16 +61,16 @@ struct HopperLayout {
   }
   static constexpr int FittingFor(int blocks) { return (kRoom - kMathGroups * kStagingBytes) / StageBytesFor(blocks); }
 
-  // Two blocks where three warpgroups multiply: half as many copies, barriers and scales (many slots have no registers in the scaling
-  // warps, and larger tiles have no room for enough such stages). The second one may be one that the weights do not have: its rows are zeros then, and what of its weights the stage
-  // had is finite, which bf16 ones might not be.
+  // Two blocks where three warpgroups multiply: half as many copies, barriers and scales (many slots have no registers in the
+  // scaling warps, and larger tiles have no room for enough such stages). The second one may be one that the weights do not have:
+  // its rows are zeros then, and what of its weights the stage had is finite, which bf16 ones might not be.
   static constexpr int kStageBlocks = kMathGroups == 3 && !kMany && FittingFor(2) >= 3 ? 2 : 1;
   static constexpr int kStageSteps = kStageBlocks * kSteps;
   static constexpr int kRows = 0;                                   // [block]
   static constexpr int kWeights = kStageBlocks * kBlockRows;        // [row tile][block]
   static constexpr int kTileBytes = kStageBlocks * BlockBytes(kCodes);
-  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16; and as much again of their zero points, as
-  // fields (decode_scaled-inl.cuh).
+  // [row tile][slot][half][warp][g], a word each: the scales of features g and g + 8 as bf16; and as much again of their zero
+  // points, as fields (decode_scaled-inl.cuh).
   static constexpr int kScales = kWeights + kTiles * kTileBytes;
   static constexpr int kScaleBytes = ScaleBytesFor(kStageBlocks);
   static constexpr int kZeroPlace = kScaleBytes / 2;

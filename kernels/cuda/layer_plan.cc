@@ -232,8 +232,8 @@ bool Exists(const HopperTile& tile, WeightKinds kinds, bool words) {
 
 namespace {
 
-// Of a layer with weights of both kinds, most are codes. Many groups cost what stages of two blocks save. 8-bit codes with one scale take
-// longer in tiles of 80 rows than in those of 96, as measured.
+// Of a layer with weights of both kinds, most are codes. Many groups cost what stages of two blocks save. 8-bit codes with one
+// scale take longer in tiles of 80 rows than in those of 96, as measured.
 int CostOf(const HopperTile& tile, WeightKinds kinds) {
   constexpr int kSlowRows = 80, kSlowCost = 112;
   if (kinds.whole && tile.rows == kSlowRows) return kSlowCost;

@@ -33,8 +33,8 @@ struct OperandPlan {
 struct LayerPlan {
   bool paired = true;  // gate and up are one matrix and share their operand
   bool activates_apart = false;  // the activation is a launch of its own, not in the product of gate and up
-  // Gate's and up's features lie in the order of down's positions, so that h needs no gathering: feature i is the input of down that
-  // position i holds, and none where that holds none.
+  // Gate's and up's features lie in the order of down's positions, so that h needs no gathering: feature i is the input of down
+  // that position i holds, and none where that holds none.
   bool ordered_features = false;
   PackedShape gate, up, down;  // `up` is unused when paired
   OperandPlan gate_x, up_x, down_h;
@@ -57,8 +57,8 @@ LayerPlan PlanOf(const MoeDesc& desc, OrderTraits orders = {});
 // The plans that the weights of a layer may need, the most special one first; one only without act-order.
 std::vector<LayerPlan> PlansOf(const MoeDesc& desc);
 
-// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh and few_rows-inl.cuh exactly, for rows of one term without
-// scales of groups: E8M0, of groups of whole half blocks, without a global scale.
+// Whether the scales of a matrix can multiply the operands of gemm-inl.cuh and few_rows-inl.cuh exactly, for rows of one term
+// without scales of groups: E8M0, of groups of whole half blocks, without a global scale.
 bool ScalesArePowers(const PackedShape& shape, const WeightScheme& scheme);
 
 // Steps of a slot of a product of bytes: 8, 2 or 1, inputs that lie in one group of the weights and in one of the rows; 0 for int8,
@@ -96,8 +96,8 @@ int32_t TileRowsFor(int64_t slots, int64_t experts, bool terms);
 // Whether groups of inputs end within two blocks: a stage of the ring of Hopper's products has several then.
 bool HasManyGroups(const PackedShape& shape);
 
-// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: more where
-// groups are many, which slow the other product.
+// Rows of an expert on average, as measured on an H200 (docs/performance.md), that the product for few rows is for at most: more
+// where groups are many, which slow the other product.
 inline constexpr int64_t kMostFewRows = 12, kMostFewRowsOfMany = 26;
 
 // What the weights of a layer's projections are.
@@ -127,7 +127,8 @@ int32_t FewRowsTileRowsFor(int64_t slots, int64_t experts, WeightKinds kinds);
 inline constexpr int kFewestRangeBlocks = 4;
 int32_t FewRowsRanges(int64_t tiles, int64_t expected, int32_t rows, const PackedShape& shape);
 
-// Steps that share a scale in that product: 8, 4, 2 or 1, or 0 where a feature has one scale for all inputs, or none, and no zero point.
+// Steps that share a scale in that product: 8, 4, 2 or 1, or 0 where a feature has one scale for all inputs, or none, and no zero
+// point.
 int32_t FewRowsSlotSteps(const PackedShape& shape);
 
 // Tiles of `rows` rows that random routing makes of `slots` slots.

@@ -125,7 +125,8 @@ Feature FeatureAt(const Source& source, int64_t tile, int r) {
   const bool paired = source.shape.paired;
   const int64_t at = paired ? tile * kHalfRows + r / 16 * 8 + r % 8 : tile * kTileRows + r;
   int64_t row = at < source.first.rows ? at : -1;
-  if (!source.features.empty()) row = at < static_cast<int64_t>(source.features.size()) ? source.features[static_cast<size_t>(at)] : -1;
+  const int64_t named = static_cast<int64_t>(source.features.size());
+  if (named > 0) row = at < named ? source.features[static_cast<size_t>(at)] : -1;
   return {paired && r % 16 >= 8, row};
 }
 

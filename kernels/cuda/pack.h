@@ -34,17 +34,18 @@ std::vector<int32_t> CommonOrder(const PackedShape& shape, const WeightScheme& s
 // every group is padded to whole steps. UNIMPLEMENTED when the groups do not fit the shape.
 absl::Status OrderByGroup(const PackedShape& shape, std::span<const int32_t> group_index, int32_t* order, int32_t* step_groups);
 
-// Packs one projection, or gate and up of a paired shape. `features`: which row of the weights each of the shape's rows is, -1 for none;
-// empty: as they come. UNIMPLEMENTED when act-order's groups do not fit the shape (make it with `uneven` then) or the two of a pair have
-// orders of their own; INVALID_ARGUMENT for a NaN among FP8 codes.
+// Packs one projection, or gate and up of a paired shape. `features`: which row of the weights each of the shape's rows is, -1 for
+// none; empty: as they come. UNIMPLEMENTED when act-order's groups do not fit the shape (make it with `uneven` then) or the two of
+// a pair have orders of their own; INVALID_ARGUMENT for a NaN among FP8 codes.
 absl::Status PackMatrix(const PackedShape& shape, const LinearWeights& first, const LinearWeights* second, const PackTarget& target,
                         std::span<const int32_t> features = {});
 
-// The largest magnitude that a scale of the projection has, its global scale included; NaN where one is NaN, 0 where there are none.
+// The largest magnitude that a scale of the projection has, its global scale included; NaN where one is NaN, 0 where there are
+// none.
 float LargestScale(const LinearWeights& weights);
 
-// How far the zero points of the projection's codes are from their middle on average, by that middle: 0 without zero points, about 0.2
-// as quantizers leave them, at most 1.
+// How far the zero points of the projection's codes are from their middle on average, by that middle: 0 without zero points, about
+// 0.2 as quantizers leave them, at most 1.
 double ZeroPointOffset(const LinearWeights& weights);
 
 }  // namespace moed::cuda

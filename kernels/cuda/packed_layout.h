@@ -15,9 +15,9 @@
 // So a masked word is a pair of bf16 mantissas: a 4-bit code is (word >> 4p & 0x000F000F) | 0x43004300 = 128 + code, twice.
 // Codes beyond the last feature or input are 0, their scales 0: finite, and inputs beyond the last are 0.
 //
-// Scales (in their own type), zero points (bytes) and biases (float32) lie in arrays of their own: [tile][group][128] and [tile][128],
-// the former in the order of ScalePlace, where the four features of a thread are neighbours. A group is a whole number of steps: groups that are not, and act-order, make positions differ from features
-// (PackOrder).
+// Scales (in their own type), zero points (bytes) and biases (float32) lie in arrays of their own: [tile][group][128] and
+// [tile][128], the former in the order of ScalePlace, where the four features of a thread are neighbours. A group is a whole
+// number of steps: groups that are not, and act-order, make positions differ from features (PackOrder).
 #ifndef MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
 #define MOED_KERNELS_CUDA_PACKED_LAYOUT_H_
 
@@ -65,8 +65,8 @@ constexpr int BytePosition(int in_step) { return in_step % 8 / 2 * 4 + in_step /
 // The codes that `element` is packed as.
 Codes CodesOf(ElementType element);
 
-// Where the scale and the zero point of row `row` [0, 128) of a tile lie among those of its group: by reader (warp, g), each with the
-// features g and g + 8 of half 0, then of half 1.
+// Where the scale and the zero point of row `row` [0, 128) of a tile lie among those of its group: by reader (warp, g), each with
+// the features g and g + 8 of half 0, then of half 1.
 constexpr int ScalePlace(int row) {
   return (row % kHalfRows / 16 * 8 + row % 8) * 4 + row / kHalfRows * 2 + row % 16 / 8;
 }

@@ -525,7 +525,8 @@ TEST_CASE("layer plan: products for few rows share a scale for as many steps as 
     return ShapeOf(scheme, 256, 1024, false, false, uneven);
   };
   for (const auto& [cols, steps, many] : std::vector<std::tuple<int, int, bool>>{
-           {0, 0, false}, {16, 1, true}, {24, 2, true}, {32, 2, true}, {64, 4, true}, {128, 8, false}, {192, 4, true}, {256, 8, false}}) {
+           {0, 0, false}, {16, 1, true}, {24, 2, true}, {32, 2, true}, {64, 4, true}, {128, 8, false}, {192, 4, true},
+           {256, 8, false}}) {
     INFO("groups of " << cols);
     const PackedShape shape = shape_of({1, cols}, false, false, false);
     CHECK(FewRowsSlotSteps(shape) == steps);

@@ -1,5 +1,5 @@
-// Products of every table at the edge of memory: weights and rows end where the next page cannot be read, so that a load beyond them
-// faults; what the record of a row does not own is NaN; a row alone, in company, and with several pairs in a call.
+// Products of every table at the edge of memory: weights and rows end where the next page cannot be read, so that a load beyond
+// them faults; what the record of a row does not own is NaN; a row alone, in company, and with several pairs in a call.
 #include <catch2/catch.hpp>
 
 #include <sys/mman.h>
@@ -43,7 +43,8 @@ class EdgeMemory {
   uint8_t *base_ = nullptr, *data_ = nullptr;
 };
 
-// Random panels: any codes but NaN of FP8, scales near 1, zero points that a file can hold (of int4 up to 16: GPTQ stores one less).
+// Random panels: any codes but NaN of FP8, scales near 1, zero points that a file can hold (of int4 up to 16: GPTQ stores one
+// less).
 void FillPanels(const PanelFormat& format, int64_t panels, uint64_t seed, uint8_t* out) {
   testing::Random random(seed);
   for (int64_t at = 0; at < panels * format.panel_bytes; ++at) out[at] = static_cast<uint8_t>(random.Next() >> 24);
