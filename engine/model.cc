@@ -308,10 +308,10 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, const LoadTools& t
       return absl::InternalError(absl::StrCat(where, ": ", name, " executes ", Describe((*part.prepared)->ExecutedScheme()),
                                               ", want ", Describe(part.desc->scheme)));
     }
-    if (reference == nullptr || part.choice->backend == reference) return absl::OkStatus();
+    if (reference == nullptr || part.choice->backend == reference) return Accept(index, part);
     absl::StatusOr<SelfCheckRow> row = CheckLoaded(number, part, *reference, tools);
     if (!row.ok()) return row.status();
-    if (row->passed) return absl::OkStatus();
+    if (row->passed) return Accept(index, part);
 
     const std::string why = absl::StrCat("self-check on the loaded weights: relative error ", row->max_rel, ", bound ", row->bound);
     part.prepared->reset();
@@ -328,6 +328,16 @@ absl::Status Model::PrepareChecked(int index, LayerPart part, const LoadTools& t
     part.desc->max_tokens = ChunkRows(*part.choice->backend, *part.desc, options_.max_tokens);
     Quarantine(index, name, absl::StrCat(part.name, why));
   }
+}
+
+// What was prepared stays; the report tells what its weights keep it from.
+absl::Status Model::Accept(int index, const LayerPart& part) {
+  const std::string note = (*part.prepared)->Note();
+  if (note.empty()) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string& all = report_.layers[index].note;
+  absl::StrAppend(&all, all.empty() ? "" : "; ", part.choice->backend->Name(), part.name, ": ", note);
+  return absl::OkStatus();
 }
 
 void Model::Quarantine(int index, const std::string& backend, const std::string& why) {

@@ -116,6 +116,7 @@ class Model {
   absl::Status Assemble(LoadedLayer& layer) const;
   void FindTensors();
   void Quarantine(int index, const std::string& backend, const std::string& why);
+  absl::Status Accept(int index, const LayerPart& part);
 
   const EngineOptions options_;
   const std::vector<const Backend*> backends_;  // in priority order

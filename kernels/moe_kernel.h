@@ -116,6 +116,9 @@ class PreparedMoe {
 
   // The scheme that Run executes.
   virtual const QuantScheme& ExecutedScheme() const = 0;
+
+  // What these weights keep the backend from doing as its description says, for reports; empty: nothing.
+  virtual std::string Note() const { return ""; }
 };
 
 class Backend {

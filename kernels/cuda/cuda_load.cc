@@ -1,9 +1,9 @@
 // Loading: experts are read and packed by the pool's threads into a ring of pinned buffers, from where the device copies them.
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -60,10 +60,17 @@ PackTarget TargetIn(const MatrixPieces& pieces, std::byte* slot) {
           reinterpret_cast<float*>(at(pieces.globals))};
 }
 
-// Whether the operands of Hopper's products hold the scales, and rounding them is as harmless as it usually is.
-bool HopperHolds(const LinearWeights& weights) {
+// Why Hopper's products are not for these weights: their operands do not hold the scales, or rounding is not as harmless as it usually
+// is. Empty: they are.
+std::string NotForHopper(const LinearWeights& weights) {
+  if (const float largest = LargestScale(weights); !(largest <= kMostLifted))
+    return absl::StrCat("a scale is ", largest, ", they hold at most ", kMostLifted);
   const bool rounded = weights.scheme.group.cols != 0;
-  return LargestScale(weights) <= kMostLifted && (!rounded || ZeroPointOffset(weights) <= kMostZeroOffset);
+  if (const double offset = ZeroPointOffset(weights); rounded && offset > kMostZeroOffset) {
+    return absl::StrCat("zero points are ", offset, " of the codes' middle off it on average, they round weights well up to ",
+                        kMostZeroOffset);
+  }
+  return "";
 }
 
 // Pinned buffers that are filled by threads and emptied by a stream. Thread-safe.
@@ -137,8 +144,11 @@ class Loader {
     if (plan.down.ordered && !plan.down.own_order) down_order_ = CommonOrder(plan.down, desc.scheme.down.weights);
   }
 
-  // Whether Hopper's products are right for all weights that were loaded.
-  bool hopper() const { return hopper_; }
+  // Why Hopper's products are not right for the weights that were loaded, with the first expert that tells; empty: they are.
+  std::string not_for_hopper() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return not_for_hopper_;
+  }
 
   absl::StatusOr<DeviceBuffer> Load(const ExpertReader& reader, WorkerPool& pool) {
     absl::Status status = arena_.Allocate(offsets_.bytes, "weights of a layer");
@@ -158,7 +168,10 @@ class Loader {
     absl::Status status = CheckExpert(desc_, expert, weights);
     if (!status.ok()) return status;
     for (const LinearWeights* linear : {&weights.gate, &weights.up, &weights.down}) {
-      if (!HopperHolds(*linear)) hopper_ = false;
+      const std::string why = NotForHopper(*linear);
+      if (why.empty()) continue;
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (not_for_hopper_.empty()) not_for_hopper_ = absl::StrCat("expert ", expert, ": ", why);
     }
     const float inputs[] = {weights.gate.input_scale, weights.up.input_scale, weights.down.input_scale};
     for (size_t p = 0; p < 3; ++p) stored_[p * static_cast<size_t>(desc_.num_experts) + static_cast<size_t>(expert)] = inputs[p];
@@ -222,7 +235,8 @@ class Loader {
   MatrixPieces gate_, up_, down_;
   std::vector<int32_t> down_order_;  // that all experts share
   std::vector<float> stored_;        // [3][E]; each expert's by the thread that reads it
-  std::atomic<bool> hopper_ = true;
+  std::mutex mutex_;
+  std::string not_for_hopper_;  // guarded by mutex_
   DeviceBuffer arena_;
   Ring ring_;
 };
@@ -234,16 +248,18 @@ absl::StatusOr<std::unique_ptr<PreparedMoe>> PrepareCudaMoe(const MoeDesc& desc,
   CudaDevice* const device = static_cast<CudaDevice*>(accelerator);
   absl::Status failure = device->failure();
   if (!failure.ok()) return failure;
-  for (const LayerPlan& plan : PlansOf(desc)) {
-    Loader loader(desc, plan);
+  const std::vector<LayerPlan> plans = PlansOf(desc);
+  for (size_t at = 0;; ++at) {
+    Loader loader(desc, plans[at]);
     absl::StatusOr<DeviceBuffer> arena = loader.Load(reader, pool);
-    if (absl::IsUnimplemented(arena.status())) continue;  // act-order that wants another plan
+    if (absl::IsUnimplemented(arena.status()) && at + 1 < plans.size()) continue;  // act-order that wants another plan
     if (absl::IsUnavailable(arena.status()) && device->Health().ok()) return arena.status();  // of the reader, not of the device
     if (!arena.ok()) return device->Report(arena.status());
-    return std::unique_ptr<PreparedMoe>(
-        std::make_unique<CudaMoe>(desc, plan, *std::move(arena), accelerator, hopper && loader.hopper()));
+    const std::string why = hopper ? loader.not_for_hopper() : "";
+    return std::unique_ptr<PreparedMoe>(std::make_unique<CudaMoe>(
+        desc, plans[at], *std::move(arena), accelerator, hopper && why.empty(),
+        why.empty() ? "" : absl::StrCat("the products of cuda_generic run, not Hopper's own: ", why)));
   }
-  return absl::InternalError("act-order: the groups fit no layout");
 }
 
 }  // namespace moed::cuda

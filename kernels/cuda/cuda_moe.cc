@@ -9,13 +9,14 @@
 
 namespace moed::cuda {
 
-CudaMoe::CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator, bool hopper)
+CudaMoe::CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator, bool hopper, std::string note)
     : desc_(std::move(desc)),
       plan_(plan),
       offsets_(OffsetsOf(plan_, desc_.num_experts)),
       arena_(std::move(arena)),
       accelerator_(accelerator),
-      hopper_(hopper) {}
+      hopper_(hopper),
+      note_(std::move(note)) {}
 
 const float* CudaMoe::stored(int projection) const {
   return reinterpret_cast<const float*>(arena_.data() + offsets_.stored) + static_cast<int64_t>(projection) * desc_.num_experts;

@@ -5,6 +5,7 @@
 #define MOED_KERNELS_CUDA_CUDA_MOE_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,8 +20,8 @@ namespace moed::cuda {
 class CudaMoe : public PreparedMoe {
  public:
   // Takes over packed weights: `arena` as OffsetsOf(plan, E) says.
-  // `hopper`: with Hopper's own products where a call has the rows for them.
-  CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator, bool hopper);
+  // `hopper`: with Hopper's own products where a call has the rows for them. `note`: as Note gives it.
+  CudaMoe(MoeDesc desc, LayerPlan plan, DeviceBuffer arena, Accelerator* accelerator, bool hopper, std::string note = "");
 
   absl::Status Run(const MoeBatch& batch, MutableTensorView out, ExecContext& context) const override;
   absl::Status RunBatched(const BatchedExperts& batch, MutableTensorView out, ExecContext& context) const override;
@@ -29,6 +30,7 @@ class CudaMoe : public PreparedMoe {
   size_t BatchedWorkspaceBytes(int64_t rows) const override;
   size_t ResidentBytes() const override { return arena_.size(); }
   const QuantScheme& ExecutedScheme() const override { return desc_.scheme; }
+  std::string Note() const override { return note_; }
 
   const MoeDesc& desc() const { return desc_; }
   const LayerPlan& plan() const { return plan_; }
@@ -52,6 +54,7 @@ class CudaMoe : public PreparedMoe {
   const DeviceBuffer arena_;
   Accelerator* const accelerator_;
   const bool hopper_;
+  const std::string note_;
 };
 
 // Reads all experts, packs them with `pool`, and streams them into GPU memory through a ring of pinned buffers.

@@ -64,6 +64,7 @@ class PlantedFault : public Backend {
     size_t ResidentBytes() const override { return inner_->ResidentBytes(); }
     std::vector<std::span<const std::byte>> ResidentRanges() const override { return {std::as_bytes(std::span(touched_))}; }
     const QuantScheme& ExecutedScheme() const override { return inner_->ExecutedScheme(); }
+    std::string Note() const override { return "planted note"; }
 
    private:
     std::unique_ptr<PreparedMoe> inner_;
@@ -191,6 +192,19 @@ TEST_CASE("A right backend is not blamed") {
   REQUIRE(engine.Plan("m", disk.dir.path()).ok());
   REQUIRE(engine.Load("m", {}).ok());
   for (const LayerStatus& layer : std::vector<LayerStatus>(engine.Status()[0].layers)) CHECK(layer.note.empty());
+}
+
+TEST_CASE("What a prepared layer notes about its weights stands in the status of the layer") {
+  const PlantedFault right(PlantedFault::Fault::kNone);
+  OnDisk disk;
+  std::vector<const Backend*> backends = LinkedBackends();
+  backends.insert(backends.begin(), &right);
+  Engine engine(Options("require:cpu_planted"), backends);
+  REQUIRE(engine.Plan("m", disk.dir.path()).ok());
+  REQUIRE(engine.Load("m", {}).ok());
+  const std::vector<LayerStatus> layers = engine.Status()[0].layers;
+  REQUIRE_FALSE(layers.empty());
+  for (const LayerStatus& layer : layers) CHECK(layer.note.find("cpu_planted: planted note") != std::string::npos);
 }
 
 TEST_CASE("A ready layer tells on which memory nodes its backend's memory lies, and a backend that does not tell is unknown") {
